@@ -1,0 +1,65 @@
+"""A generate() that ends in an exception leaves requests in the scheduler and the workers, which the next call would run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from speculators_compat.adapter import Adapter, Finding, generator_method
+from speculators_compat.extraction import uninterrupted
+
+logger = logging.getLogger("speculators_compat")
+
+
+def generate_or_clean_up(
+    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    try:
+        return wrapped(*args, **kwargs)
+    except BaseException:
+        if hasattr(instance, "scheduler"):
+            uninterrupted(lambda: _clean_up(instance.scheduler, instance.executor))
+        raise
+
+
+def build_or_shut_down(
+    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    try:
+        return wrapped(*args, **kwargs)
+    except BaseException:
+        if hasattr(instance, "executor"):
+            uninterrupted(instance.executor.shutdown)
+        raise
+
+
+def _clean_up(scheduler: Any, executor: Any) -> None:
+    from vllm.v1.request import RequestStatus
+
+    if hasattr(scheduler, "forget_submitted"):
+        scheduler.forget_submitted()
+    try:
+        scheduler.finish_requests(list(scheduler.requests), RequestStatus.FINISHED_ABORTED)
+        if scheduler.has_finished_requests():
+            executor.execute_model(scheduler.schedule())
+        executor.collective_rpc("_reset_capture")
+    except Exception as error:  # the caller has to see the exception that came first
+        logger.error("the workers could not be cleaned up after a failed generate(): %s. Build a new generator.", error)
+
+
+def probe() -> Finding:
+    return Finding.broken("speculators cleans up only after a call that succeeds")
+
+
+ADAPTER = Adapter(
+    name="failed_call",
+    contract="A call that failed does not change what the next call returns.",
+    symptom="After an exception or Ctrl-C in generate(): RuntimeError, or states of the failed call's prompts, in the next",
+    vllm=">=0.11.0",
+    speculators="<0.5.0",
+    broken_by="speculators: no clean-up in generate(); not a vLLM change",
+    removable_when="speculators cleans up in generate() itself",
+    probe=probe,
+    patches=(generator_method("__init__", build_or_shut_down), generator_method("generate", generate_or_clean_up)),
+)

@@ -1,0 +1,51 @@
+"""Upstream hands whatever it is given to the scheduler; bad input then fails late, or returns states of something else."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from speculators_compat.adapter import Adapter, Finding, generator_method
+from speculators_compat.prompts import check_layer_ids, normalize_prompts
+
+logger = logging.getLogger("speculators_compat")
+
+
+def with_checked_layers(
+    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Check `layer_ids` before a model is loaded for them."""
+    layer_ids = kwargs.get("layer_ids", args[1] if len(args) > 1 else None)
+    if layer_ids is not None:
+        check_layer_ids(layer_ids)
+    return wrapped(*args, **kwargs)
+
+
+def with_checked_prompts(
+    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Hand on lists of ints, or raise before anything is scheduled."""
+
+    def generate(token_ids: Any) -> Any:
+        return wrapped(normalize_prompts(token_ids, instance.vllm_config.model_config.get_vocab_size()))
+
+    return generate(*args, **kwargs)
+
+
+def probe() -> Finding:
+    return Finding.broken("speculators checks only for an empty list")
+
+
+ADAPTER = Adapter(
+    name="input_validation",
+    contract="Only prompts of token ids that the model has, and layers that the model has, reach vLLM.",
+    symptom="An assertion or IndexError in a worker, or states of a wrong token, for empty prompts, ids outside the "
+    "vocabulary, floats or nested lists",
+    vllm=">=0.11.0",
+    speculators="<0.5.0",
+    broken_by="speculators: generate() does not check; vLLM's own check is in the input processor, which is bypassed",
+    removable_when="speculators checks its input",
+    probe=probe,
+    patches=(generator_method("__init__", with_checked_layers), generator_method("generate", with_checked_prompts)),
+)

@@ -1,0 +1,135 @@
+"""What the adapters in the caller's process share: which generator is being built or used, and safe calls to its workers."""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import wrapt
+
+from speculators_compat.activation import reseat
+from speculators_compat.adapter import generator_global, generator_method
+from speculators_compat.patching import proxied
+
+logger = logging.getLogger("speculators_compat")
+T = TypeVar("T")
+
+
+@dataclass
+class Extraction:
+    """One call of a generator's `__init__` or `generate`.
+
+    Attributes:
+        generator: The instance of `VllmHiddenStatesGenerator`.
+        prompt_lengths: Tokens of each prompt by request id, in input order; filled as requests are submitted.
+        stop: Set when the caller has been interrupted: no further step is to be started.
+    """
+
+    generator: Any
+    prompt_lengths: dict[str, int] = field(default_factory=dict)
+    stop: threading.Event = field(default_factory=threading.Event)
+
+
+_current: ContextVar[Extraction | None] = ContextVar("speculators_compat_extraction", default=None)
+_locks: weakref.WeakKeyDictionary[Any, threading.RLock] = weakref.WeakKeyDictionary()
+
+
+def current() -> Extraction | None:
+    """The extraction that the calling code is part of, if any."""
+    return _current.get()
+
+
+@contextmanager
+def _extraction(generator: Any) -> Iterator[Extraction]:
+    reseat()
+    token = _current.set(Extraction(generator))
+    try:
+        yield _current.get()  # type: ignore[misc]
+    finally:
+        _current.reset(token)
+
+
+def uninterrupted(call: Callable[[], T]) -> T:
+    """Run `call` to its end even if the caller is interrupted meanwhile; then let the interrupt through.
+
+    A `KeyboardInterrupt` in the middle of a call to the workers would leave its reply in the queue, to be taken for the
+    reply to the next call. Signals only ever reach the main thread, so the call runs in another one.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return call()
+    outcome: list[Callable[[], T]] = []
+    context = contextvars.copy_context()
+
+    def run() -> None:
+        try:
+            value = context.run(call)
+        except BaseException as raised:  # noqa: BLE001 - handed to the caller, whatever it is
+            error = raised
+            outcome.append(lambda: _raise(error))
+        else:
+            outcome.append(lambda: value)
+
+    thread = threading.Thread(target=run, name="speculators-compat", daemon=True)
+    thread.start()
+    try:
+        thread.join()
+    except BaseException:
+        if (extraction := current()) is not None:
+            extraction.stop.set()
+        logger.info("interrupted: waiting for the running step of the workers to end")
+        thread.join()
+        raise
+    return outcome[0]()
+
+
+def _raise(error: BaseException) -> Any:
+    raise error
+
+
+class UninterruptedExecutor(wrapt.ObjectProxy):  # type: ignore[misc]
+    """An executor whose calls to the workers always read the reply that belongs to them."""
+
+    def collective_rpc(self, *args: Any, **kwargs: Any) -> Any:
+        return uninterrupted(lambda: self.__wrapped__.collective_rpc(*args, **kwargs))
+
+
+class SubmissionRecorder(wrapt.ObjectProxy):  # type: ignore[misc]
+    """A scheduler that notes which requests the running extraction consists of."""
+
+    def add_request(self, request: Any) -> None:
+        if (extraction := current()) is not None:
+            extraction.prompt_lengths[request.request_id] = request.num_prompt_tokens
+        self.__wrapped__.add_request(request)
+
+
+def _build(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    with _extraction(instance):
+        return wrapped(*args, **kwargs)
+
+
+def _generate(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    with _locks.setdefault(instance, threading.RLock()), _extraction(instance):
+        return wrapped(*args, **kwargs)
+
+
+def _make_executor(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return proxied(wrapped(*args, **kwargs), UninterruptedExecutor)
+
+
+def _make_scheduler(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return proxied(wrapped(*args, **kwargs), SubmissionRecorder)
+
+
+CORE_PATCHES = (
+    generator_method("__init__", _build),
+    generator_method("generate", _generate),
+    generator_global("MultiprocExecutor", _make_executor),
+    generator_global("Scheduler", _make_scheduler),
+)

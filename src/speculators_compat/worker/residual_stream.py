@@ -1,0 +1,149 @@
+"""Decides, for the model at hand, how the residual stream is read from what a decoder layer returns.
+
+vLLM's layers return the stream alone, or as two parts that the next layer adds up (hidden and residual, so that the
+addition fuses with the next norm), or already added up beside a residual that nobody reads any more. The last two look the
+same, so the next layer is asked: it is run with the residual it was handed and with another one. If its output does not
+change, it does not read the residual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from speculators_compat.errors import ModelError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class StreamForm(Enum):
+    """What a decoder layer returns."""
+
+    ALONE = "the stream"
+    PARTS = "hidden and residual, to be added"
+    FIRST = "the stream, and a residual that is not read"
+
+
+def read_stream(form: StreamForm, output: Any) -> Tensor:
+    """The residual stream after a layer, in memory of its own (the next layer may overwrite its input).
+
+    Args:
+        form: How the layer returns it.
+        output: What the layer returned, for a batch of `n` rows.
+
+    Returns:
+        Shape `[n, hidden_size]`, on the layer's device, in the model's dtype.
+    """
+    if form is StreamForm.PARTS:
+        return output[0] + output[1]  # type: ignore[no-any-return]
+    return (output if form is StreamForm.ALONE and not isinstance(output, tuple) else output[0]).clone()  # type: ignore[no-any-return]
+
+
+def learn_stream_forms(
+    layers: Sequence[nn.Module], hidden_size: int, run_forward: Callable[[], Any]
+) -> list[StreamForm]:
+    """Find out how each decoder layer returns the residual stream.
+
+    Args:
+        layers: The decoder layers, in order.
+        hidden_size: Width of the stream.
+        run_forward: Runs the model once on a dummy batch, without attention metadata.
+
+    Returns:
+        One form per layer.
+
+    Raises:
+        ModelError: If a layer returns something else, or it cannot be told how.
+    """
+    observer = _Observer(layers, hidden_size)
+    with ExitStack() as stack:
+        for index, layer in enumerate(layers):
+            stack.callback(layer.register_forward_pre_hook(observer.before(index), with_kwargs=True).remove)
+            stack.callback(layer.register_forward_hook(observer.after(index)).remove)
+        run_forward()
+    return [observer.form(index) for index in range(len(layers))]
+
+
+class _Observer:
+    def __init__(self, layers: Sequence[nn.Module], hidden_size: int) -> None:
+        self.layers = layers
+        self.hidden_size = hidden_size
+        self.outputs: dict[int, Any] = {}
+        self.form_of_class: dict[type, StreamForm] = {}
+        self.asking = False
+
+    def after(self, index: int) -> Callable[..., None]:
+        def hook(layer: nn.Module, args: Any, output: Any) -> None:
+            if not self.asking:
+                self.outputs[index] = output
+
+        return hook
+
+    def before(self, index: int) -> Callable[..., None]:
+        def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            producer = type(self.layers[index - 1])
+            parts = _parts(self.outputs.get(index - 1))
+            if self.asking or parts is None or producer in self.form_of_class:
+                return
+            self.asking = True
+            try:
+                reads = _reads(layer, parts[1], args, kwargs)
+            finally:
+                self.asking = False
+            self.form_of_class[producer] = StreamForm.PARTS if reads else StreamForm.FIRST
+
+        return hook
+
+    def form(self, index: int) -> StreamForm:
+        layer, output = self.layers[index], self.outputs.get(index)
+        name = f"decoder layer {index} ({type(layer).__name__})"
+        first = output[0] if isinstance(output, tuple) and output else output
+        shape = tuple(getattr(first, "shape", ()))
+        if len(shape) != 2 or shape[1] != self.hidden_size:
+            raise ModelError(
+                f"{name} returned {type(output).__name__} of shape {shape}, expected [tokens, {self.hidden_size}]: "
+                "it has no single residual stream that could be captured"
+            )
+        if _parts(output) is None:
+            return StreamForm.ALONE
+        forms = {self.form_of_class.get(type(layer)), *self.form_of_class.values()} - {None}
+        known = self.form_of_class.get(type(layer)) or (next(iter(forms)) if len(forms) == 1 else None)
+        if known is None:
+            raise ModelError(f"{name} returns two tensors, and no later layer shows whether they are to be added")
+        return known
+
+
+def _parts(output: Any) -> tuple[Tensor, Tensor] | None:
+    """Hidden and residual, if `output` has both."""
+    from torch import Tensor
+
+    if isinstance(output, tuple) and len(output) > 1 and isinstance(output[0], Tensor) and isinstance(output[1], Tensor):
+        if output[0].shape == output[1].shape:
+            return output[0], output[1]
+    return None
+
+
+def _reads(layer: nn.Module, residual: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether what `layer` computes depends on the residual that it is handed."""
+    import torch
+
+    def run(offset: Tensor | float) -> Tensor:
+        def fresh(value: Any) -> Any:
+            if value is residual:
+                return value + offset
+            return value.clone() if isinstance(value, torch.Tensor) else value
+
+        output = layer.forward(*map(fresh, args), **{name: fresh(value) for name, value in kwargs.items()})
+        return (output[0] if isinstance(output, tuple) else output).clone()
+
+    if not any(value is residual for value in (*args, *kwargs.values())):
+        raise ModelError(
+            f"{type(layer).__name__} is not handed the residual that the layer before it returned: "
+            "it cannot be told how the residual stream is made up"
+        )
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(residual.shape, generator=generator).to(residual) * (1 + residual.abs().amax())
+    return not torch.equal(run(0.0), run(noise))
