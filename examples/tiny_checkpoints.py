@@ -7,6 +7,7 @@ the same code.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,8 +72,8 @@ def make(name: str, directory: Path) -> Path:
     """
     if not (directory / "ready").exists():
         recipe = RECIPES[name]
-        for target in (directory, text_twin(directory)):
-            _save_language_model(recipe.config(), target)
+        _save_language_model(recipe.config(), directory)
+        shutil.copytree(directory, text_twin(directory), dirs_exist_ok=True)
         recipe.finish(directory)
         (directory / "ready").touch()
     return directory
@@ -86,6 +87,7 @@ def text_twin(directory: Path) -> Path:
 def _save_language_model(config: PretrainedConfig, directory: Path) -> None:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).eval()
+    torch.manual_seed(0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim > 1:
@@ -150,7 +152,7 @@ def _deepseek_v3() -> PretrainedConfig:
         routed_scaling_factor=1.5,
         kv_lora_rank=32,
         q_lora_rank=48,
-        qk_rope_head_dim=16,
+        qk_rope_head_dim=32,
         qk_nope_head_dim=32,
         v_head_dim=32,
         **COMMON,

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from speculators_compat import import_hooks
-from speculators_compat.adapter import GENERATOR_MODULE, WORKER_MODULE, warn_once
+from speculators_compat.adapter import warn_once
 from speculators_compat.adapters import fork_safety
 from speculators_compat.errors import ContractError
 
@@ -61,7 +61,6 @@ class _Activation:
     """The one mutable state of the package; it survives a reload of this module."""
 
     lock: threading.RLock = field(default_factory=threading.RLock)
-    finder: import_hooks.PostImportFinder | None = None
     decisions: tuple[Decision, ...] = ()
     applied: list[AppliedPatch] = field(default_factory=list)
     planning: bool = False
@@ -81,27 +80,26 @@ def activate() -> None:
             Nothing stays patched then.
     """
     with _state.lock:
-        if _state.finder is not None:
-            return
         switched_off = _switched_off()
+        if import_hooks.is_watching():
+            return
         if fork_safety.NAME not in switched_off:
             fork_safety.keep_cuda_query_fork_safe()
-        _state.finder = import_hooks.install(_on_import, frozenset({GENERATOR_MODULE, WORKER_MODULE}))
-        if GENERATOR_MODULE in sys.modules:
+        import_hooks.watch()
+        generator = sys.modules.get(import_hooks.GENERATOR_MODULE)
+        if generator is not None:
             try:
-                _on_import(sys.modules[GENERATOR_MODULE])
+                adapt(generator)
             except BaseException:
                 deactivate()
                 raise
-            _say_what_came_too_late(sys.modules[GENERATOR_MODULE])
+            _say_what_came_too_late(generator)
 
 
 def deactivate() -> None:
     """Restore every original and stop watching for imports. Workers that are running keep what they started with."""
     with _state.lock:
-        if _state.finder is not None:
-            sys.meta_path.remove(_state.finder)
-            _state.finder = None
+        import_hooks.stop_watching()
         _undo()
         _state.decisions = ()
 
@@ -113,7 +111,7 @@ def status() -> Status:
     installed = tuple(detect(name) for name in ("speculators", "vllm", "torch", "transformers"))
     with _state.lock:
         return Status(
-            active=_state.finder is not None,
+            active=import_hooks.is_watching(),
             installed=installed,
             missing=tuple(found.module for found in installed[:2] if found.reported is None),
             decisions=_state.decisions,
@@ -131,8 +129,12 @@ def _switched_off() -> tuple[str, ...]:
     return names
 
 
-def _on_import(module: ModuleType) -> None:
-    """Make the plan and carry it out on those of upstream's modules that are loaded."""
+def adapt(module: ModuleType) -> None:
+    """Make the plan and carry it out on upstream's modules, one of which, `module`, has just been executed.
+
+    Raises:
+        ContractError: If an adapter does not recognise what it is to adapt; nothing is patched then.
+    """
     from speculators_compat.detection import detect
     from speculators_compat.plan import State, make_plan, untested_warning
     from speculators_compat.registry import ADAPTERS
@@ -198,6 +200,6 @@ def _say_what_came_too_late(module: ModuleType) -> None:
     held += [f"{name}, which is not patched itself" for name in overriding]
     warn_once(
         logger,
-        f"speculators_compat was imported after {GENERATOR_MODULE}, which has been patched in place. "
+        f"speculators_compat was imported after {module.__name__}, which has been patched in place. "
         f"Still holding what was there before: {'; '.join(held) or 'nothing'}.",
     )

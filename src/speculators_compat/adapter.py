@@ -11,9 +11,8 @@ from types import CodeType
 from typing import Any
 
 from speculators_compat.errors import ContractError
+from speculators_compat.import_hooks import GENERATOR_MODULE, WORKER_MODULE
 
-GENERATOR_MODULE = "speculators.data_generation.vllm_hidden_states_generator"
-WORKER_MODULE = "speculators.data_generation.custom_worker"
 GENERATOR_CLASS = "VllmHiddenStatesGenerator"
 EXTENSION_CLASS = "HiddenStatesWorkerExtension"
 

@@ -1,24 +1,29 @@
-"""Calls a function each time one of a few modules has been executed.
+"""Calls a function each time one of upstream's modules has been executed.
 
 wrapt has post-import hooks too, but they fire once per process: `importlib.reload()`, and an import after a removal from
-`sys.modules`, would silently give back an unpatched module.
+`sys.modules`, would silently give back an unpatched module. This module is what importing the package costs, so it imports
+nothing heavy (`importlib.abc` alone would take 10 ms).
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import ModuleType
 
-Hook = Callable[[ModuleType], None]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from importlib.abc import Loader
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
+GENERATOR_MODULE = "speculators.data_generation.vllm_hidden_states_generator"
+WORKER_MODULE = "speculators.data_generation.custom_worker"
 
 
-class PostImportFinder(MetaPathFinder):
-    """Lets the other finders find a module, and calls a hook when its loader has executed it."""
+class PostImportFinder:
+    """Lets the other finders find a module of `names`, and calls `hook` when its loader has executed it."""
 
-    def __init__(self, hook: Hook, names: frozenset[str]) -> None:
+    def __init__(self, hook: Callable[[ModuleType], None], names: frozenset[str]) -> None:
         self.hook = hook
         self.names = names
 
@@ -33,15 +38,15 @@ class PostImportFinder(MetaPathFinder):
             spec = finder.find_spec(fullname, path, target)
             if spec is not None:
                 if spec.loader is not None:
-                    spec.loader = PostImportLoader(spec.loader, self.hook)
+                    spec.loader = PostImportLoader(spec.loader, self.hook)  # type: ignore[assignment]
                 return spec
         return None
 
 
-class PostImportLoader(Loader):
-    """Executes a module with its own loader, gives that loader back to it, and calls the hook."""
+class PostImportLoader:
+    """Executes a module with its own loader, gives that loader back to it, and calls `hook`."""
 
-    def __init__(self, loader: Loader, hook: Hook) -> None:
+    def __init__(self, loader: Loader, hook: Callable[[ModuleType], None]) -> None:
         self.loader = loader
         self.hook = hook
 
@@ -56,8 +61,27 @@ class PostImportLoader(Loader):
         self.hook(module)
 
 
-def install(hook: Hook, names: frozenset[str]) -> PostImportFinder:
-    """Call `hook` with each module of `names` that is executed from now on."""
-    finder = PostImportFinder(hook, names)
-    sys.meta_path.insert(0, finder)
-    return finder
+def _adapt(module: ModuleType) -> None:
+    from speculators_compat.activation import adapt
+
+    adapt(module)
+
+
+finder = PostImportFinder(_adapt, frozenset({GENERATOR_MODULE, WORKER_MODULE}))
+
+
+def is_watching() -> bool:
+    """Whether upstream's modules will be adapted when they are imported."""
+    return any(found is finder for found in sys.meta_path)
+
+
+def watch() -> None:
+    """Adapt upstream's modules when they are imported from now on."""
+    if not is_watching():
+        sys.meta_path.insert(0, finder)  # type: ignore[arg-type]
+
+
+def stop_watching() -> None:
+    """Leave upstream's modules as they are from now on."""
+    if is_watching():
+        sys.meta_path.remove(finder)  # type: ignore[arg-type]

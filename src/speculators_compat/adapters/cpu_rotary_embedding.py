@@ -1,6 +1,6 @@
-"""vLLM's CPU kernel for rotary embeddings is wrong for the interleaved style with fewer key heads than query heads.
+"""vLLM's CPU kernel for rotary embeddings misreads interleaved heads in a tensor `[tokens, heads, head_size]`.
 
-DeepSeek and Kimi use that style. The layer's own PyTorch implementation is right, so it is used instead.
+DeepSeek and Kimi call it that way. The layer's own PyTorch implementation is right, so it is used instead.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ def with_right_rotary_embedding(
 
 
 def kernel_is_right() -> bool:
-    """Run the kernel on four query heads and one key head, and compare with the definition."""
+    """Run the kernel on four query heads and one key head, laid out as DeepSeek does, and compare with the definition."""
     import torch
     import vllm._custom_ops as ops
 
     generator = torch.Generator().manual_seed(0)
     tokens, heads, size = 3, 4, 8
     positions = torch.arange(tokens)
-    query = torch.randn(tokens, heads * size, generator=generator)
-    key = torch.randn(tokens, size, generator=generator)
+    query = torch.randn(tokens, heads, size, generator=generator)
+    key = torch.randn(tokens, 1, size, generator=generator)
     angles = torch.outer(positions.float() + 1, torch.rand(size // 2, generator=generator))
-    expected = [_rotated(x.view(tokens, -1, size), angles).view_as(x) for x in (query, key)]
+    expected = [_rotated(query, angles), _rotated(key, angles)]
     ops.rotary_embedding(positions, query, key, size, torch.cat([angles.cos(), angles.sin()], dim=-1), False)
     return all(torch.allclose(x, y, atol=1e-4) for x, y in zip((query, key), expected, strict=True))
 

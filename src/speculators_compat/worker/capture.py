@@ -7,6 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
+
 from speculators_compat.errors import CaptureError
 from speculators_compat.worker.model_runner import RowSpan, rows_of_step
 from speculators_compat.worker.residual_stream import StreamForm, read_stream
@@ -27,12 +30,12 @@ class PromptStates:
     """
 
     layers: list[Tensor]
-    computed: Tensor
+    computed: npt.NDArray[np.bool_]
 
     @property
     def missing(self) -> int:
         """Number of positions without states."""
-        return int((~self.computed).sum())
+        return int(np.count_nonzero(~self.computed))
 
 
 @dataclass
@@ -96,10 +99,11 @@ class Capture:
         capturing = bool(self._taps) and self.captured is not None and scheduler_output.total_num_scheduled_tokens > 0
         self.scheduler_output = scheduler_output if capturing else None
         try:
-            return self._execute_model(scheduler_output, *args, **kwargs)
-        finally:
+            output = self._execute_model(scheduler_output, *args, **kwargs)
             if capturing:
                 self._guarded(lambda: self.store([self.states[index] for index in sorted(self.states)]))
+            return output
+        finally:
             self.scheduler_output = None
             self.states = {}
 
@@ -142,7 +146,7 @@ class Capture:
             if prompt is None:
                 prompt = captured.prompts[span.request_id] = PromptStates(
                     [torch.empty((span.prompt_length, *layer.shape[1:]), dtype=layer.dtype) for layer in on_host],
-                    torch.zeros(span.prompt_length, dtype=torch.bool),
+                    np.zeros(span.prompt_length, dtype=np.bool_),
                 )
             end = min(span.position + span.count, span.prompt_length)
             if (count := end - span.position) <= 0:

@@ -3,7 +3,8 @@
 vLLM's layers return the stream alone, or as two parts that the next layer adds up (hidden and residual, so that the
 addition fuses with the next norm), or already added up beside a residual that nobody reads any more. The last two look the
 same, so the next layer is asked: it is run with the residual it was handed and with another one. If its output does not
-change, it does not read the residual.
+change, it does not read the residual. Attention has no metadata in such a run and leaves memory as it finds it, so its output
+is zeroed; and the layer is asked about its hidden input too, which it must read, or its answer is worth nothing.
 """
 
 from __future__ import annotations
@@ -60,11 +61,23 @@ def learn_stream_forms(
     """
     observer = _Observer(layers, hidden_size)
     with ExitStack() as stack:
+        for module in (module for layer in layers for module in layer.modules() if hasattr(module, "get_kv_cache_spec")):
+            stack.callback(module.register_forward_hook(_zeroed, with_kwargs=True).remove)
         for index, layer in enumerate(layers):
             stack.callback(layer.register_forward_pre_hook(observer.before(index), with_kwargs=True).remove)
             stack.callback(layer.register_forward_hook(observer.after(index)).remove)
         run_forward()
     return [observer.form(index) for index in range(len(layers))]
+
+
+def _zeroed(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+    """Replace what a layer with a KV cache returned, or wrote into its argument `output`, by zeros."""
+    import torch
+
+    for tensor in (output, kwargs.get("output")):
+        if isinstance(tensor, torch.Tensor):
+            tensor.zero_()
+    return output
 
 
 class _Observer:
@@ -90,7 +103,7 @@ class _Observer:
                 return
             self.asking = True
             try:
-                reads = _reads(layer, parts[1], args, kwargs)
+                reads = _reads(layer, *parts, args, kwargs)
             finally:
                 self.asking = False
             self.form_of_class[producer] = StreamForm.PARTS if reads else StreamForm.FIRST
@@ -126,24 +139,35 @@ def _parts(output: Any) -> tuple[Tensor, Tensor] | None:
     return None
 
 
-def _reads(layer: nn.Module, residual: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether what `layer` computes depends on the residual that it is handed."""
+def _reads(layer: nn.Module, hidden: Tensor, residual: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether what `layer` computes depends on the residual that it is handed.
+
+    Raises:
+        ModelError: If the layer is not handed both parts, or does not answer the control questions as it must.
+    """
     import torch
 
-    def run(offset: Tensor | float) -> Tensor:
+    def run(changed: Tensor | None) -> Tensor:
         def fresh(value: Any) -> Any:
-            if value is residual:
-                return value + offset
-            return value.clone() if isinstance(value, torch.Tensor) else value
+            if not isinstance(value, torch.Tensor):
+                return value
+            return value + noise if value is changed else value.clone()
 
         output = layer.forward(*map(fresh, args), **{name: fresh(value) for name, value in kwargs.items()})
         return (output[0] if isinstance(output, tuple) else output).clone()
 
-    if not any(value is residual for value in (*args, *kwargs.values())):
-        raise ModelError(
-            f"{type(layer).__name__} is not handed the residual that the layer before it returned: "
-            "it cannot be told how the residual stream is made up"
-        )
+    for part in (hidden, residual):
+        if not any(value is part for value in (*args, *kwargs.values())):
+            raise ModelError(
+                f"{type(layer).__name__} is not handed what the layer before it returned: "
+                "it cannot be told how the residual stream is made up"
+            )
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(residual.shape, generator=generator).to(residual) * (1 + residual.abs().amax())
-    return not torch.equal(run(0.0), run(noise))
+    before = run(None)
+    if torch.equal(before, run(hidden)) or not torch.equal(before, run(None)):
+        raise ModelError(
+            f"{type(layer).__name__} did not react to its hidden input, or not twice in the same way: "
+            "it cannot be told whether it reads the residual"
+        )
+    return not torch.equal(before, run(residual))
