@@ -163,7 +163,7 @@ def _deepseek_v3() -> PretrainedConfig:
 
 
 KIMI_REMOTE_CODE = {
-    "configuration_tiny_kimi.py": '''
+    "configuration_tiny_kimi.py": """
 from transformers import DeepseekV3Config, PretrainedConfig
 
 
@@ -174,7 +174,7 @@ class TinyKimiConfig(PretrainedConfig):
         self.text_config = DeepseekV3Config(**(text_config or {}))
         self.vision_config = PretrainedConfig(**(vision_config or {}))
         super().__init__(**kwargs)
-''',
+""",
     "tokenization_tiny_kimi.py": '''
 from transformers import PreTrainedTokenizerFast
 
@@ -182,7 +182,7 @@ from transformers import PreTrainedTokenizerFast
 class TinyKimiTokenizer(PreTrainedTokenizerFast):
     """Remote code in form only: what matters is that loading it needs trust_remote_code."""
 ''',
-    "image_processing_tiny_kimi.py": '''
+    "image_processing_tiny_kimi.py": """
 from transformers import BaseImageProcessor
 
 
@@ -194,7 +194,7 @@ class TinyKimiImageProcessor(BaseImageProcessor):
 
     def split_video_chunks(self, video):
         return [video]
-''',
+""",
 }
 
 
@@ -213,7 +213,12 @@ def _wrap_as_kimi(directory: Path) -> None:
             "auto_map": {"AutoConfig": "configuration_tiny_kimi.TinyKimiConfig"},
             "dtype": text_config.get("dtype", "float32"),
             "text_config": text_config,
-            "vision_config": {"num_attention_heads": 2, "num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 64},
+            "vision_config": {
+                "num_attention_heads": 2,
+                "num_hidden_layers": 1,
+                "hidden_size": 32,
+                "intermediate_size": 64,
+            },
             "media_placeholder_token_id": 300,
             **{key: COMMON[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")},
         },

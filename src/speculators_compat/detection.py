@@ -83,9 +83,7 @@ def detect(module: str) -> Installed:
 
 def _providers(module: str, origin: Path | None) -> Iterator[metadata.Distribution]:
     """Distributions that provide `module`, the one whose files are at `origin` first."""
-    named_alike = [
-        found for found in metadata.distributions() if (found.metadata["Name"] or "").lower().startswith(module)
-    ]
+    named_alike = [found for found in metadata.distributions() if (found.metadata["Name"] or "").lower().startswith(module)]
     yield from sorted(
         (found for found in named_alike if _provides(found, module)),
         key=lambda found: origin is None or Path(str(found.locate_file(f"{module}/__init__.py"))) != origin,

@@ -12,11 +12,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-import wrapt
-
 from speculators_compat.activation import reseat
 from speculators_compat.adapter import generator_global, generator_method
-from speculators_compat.patching import proxied
+from speculators_compat.patching import Proxy, proxied
 
 logger = logging.getLogger("speculators_compat")
 T = TypeVar("T")
@@ -93,14 +91,14 @@ def _raise(error: BaseException) -> Any:
     raise error
 
 
-class UninterruptedExecutor(wrapt.ObjectProxy):  # type: ignore[misc]
+class UninterruptedExecutor(Proxy):
     """An executor whose calls to the workers always read the reply that belongs to them."""
 
     def collective_rpc(self, *args: Any, **kwargs: Any) -> Any:
         return uninterrupted(lambda: self.__wrapped__.collective_rpc(*args, **kwargs))
 
 
-class SubmissionRecorder(wrapt.ObjectProxy):  # type: ignore[misc]
+class SubmissionRecorder(Proxy):
     """A scheduler that notes which requests the running extraction consists of."""
 
     def add_request(self, request: Any) -> None:

@@ -27,9 +27,7 @@ class PostImportFinder:
         self.hook = hook
         self.names = names
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if fullname not in self.names:
             return None
         for finder in sys.meta_path:

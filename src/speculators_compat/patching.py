@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import wrapt
 
 from speculators_compat.adapter import Patch
 from speculators_compat.errors import ContractError
+
+if TYPE_CHECKING:
+    Proxy = wrapt.ObjectProxy[Any]
+else:  # not subscriptable before wrapt 2
+    Proxy = wrapt.ObjectProxy
 
 
 @dataclass
@@ -66,8 +70,8 @@ def apply(patch: Patch) -> AppliedPatch | None:
 def _replacement(applied: AppliedPatch, original: Any) -> Any:
     if applied.patch.stand_in is not None:
         return applied.patch.stand_in(original)
-    enabled: Callable[[], bool] = lambda: applied.enabled  # noqa: E731
-    return wrapt.FunctionWrapper(original, applied.patch.wrapper, enabled)
+    wrapper: Any = applied.patch.wrapper
+    return wrapt.FunctionWrapper(original, wrapper, lambda: applied.enabled)
 
 
 def _stands_in(found: Any, ours: Any) -> bool:
@@ -79,7 +83,7 @@ def _stands_in(found: Any, ours: Any) -> bool:
     return False
 
 
-def proxied(thing: Any, proxy: type[wrapt.ObjectProxy], *args: Any) -> Any:
+def proxied(thing: Any, proxy: type[Proxy], *args: Any) -> Any:
     """`proxy(thing, *args)`, unless such a proxy stands before `thing` already: seams may be passed twice (see `reseat`)."""
     inner = thing
     while isinstance(inner, wrapt.ObjectProxy):

@@ -11,7 +11,7 @@ from speculators_compat.detection import Installed
 from speculators_compat.errors import ContractError, SwitchError
 
 TESTED_VLLM = "==0.16.0"
-TESTED_SPECULATORS = "==0.3.0,==0.4.0,==0.4.0.1"
+TESTED_SPECULATORS = ("==0.3.0", "==0.4.0", "==0.4.0.1")
 TESTED = "speculators 0.3.0, 0.4.0 and 0.4.0.1 on vLLM 0.16.0"
 
 
@@ -91,9 +91,8 @@ def _refusal(adapter: Adapter, speculators: Installed, vllm: Installed, error: E
 
 def untested_warning(speculators: Installed, vllm: Installed) -> str | None:
     """What to say about a pair that has not been tested; None for a tested pair."""
-    if speculators.within("==0.3.0") or speculators.within("==0.4.0") or speculators.within("==0.4.0.1"):
-        if vllm.within(TESTED_VLLM):
-            return None
+    if vllm.within(TESTED_VLLM) and any(speculators.within(release) for release in TESTED_SPECULATORS):
+        return None
     return (
         f"{speculators} with {vllm} has not been tested (tested: {TESTED}). "
         "Going on: probes of the real symbols decide which adapters are applied."

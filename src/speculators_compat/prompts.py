@@ -40,9 +40,7 @@ def _has_length(value: Any) -> bool:
 
 def _normalize(prompt: Any, index: int, vocabulary_size: int) -> list[int]:
     if isinstance(prompt, str | bytes | dict) or not _has_length(prompt):
-        raise PromptError(
-            f"prompt {index} is {prompt!r}, not a list of token ids; a single prompt has to be given as [prompt]"
-        )
+        raise PromptError(f"prompt {index} is {prompt!r}, not a list of token ids; a single prompt has to be given as [prompt]")
     ids = prompt.tolist() if hasattr(prompt, "tolist") else list(prompt)
     if not ids:
         raise PromptError(f"prompt {index} is empty; expected at least one token id")

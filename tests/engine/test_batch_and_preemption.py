@@ -24,6 +24,7 @@ def test_a_prompt_alone_equals_itself_in_a_batch(checkpoints: Path) -> None:
 
 def test_preempted_prompts_are_computed_again(checkpoints: Path) -> None:
     """A KV cache of 80 blocks holds one prompt and a half, and prompts advance together by 100 tokens: some are preempted."""
+
     class CrampedGenerator(Float32Generator):
         def _create_vllm_config(self, *args: Any, **kwargs: Any) -> Any:
             config = super()._create_vllm_config(*args, **kwargs)

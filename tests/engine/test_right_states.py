@@ -64,7 +64,9 @@ def test_many_calls_leave_nothing_behind(llama: Extractor) -> None:
 @settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     batch=st.lists(
-        st.tuples(st.sampled_from([0, 0, 16, 40, 130]), st.integers(1, 400), st.integers(0, 10**6)), min_size=1, max_size=60
+        st.tuples(st.sampled_from([0, 0, 16, 40, 130]), st.integers(1, 400), st.integers(0, 10**6)),
+        min_size=1,
+        max_size=60,
     )
 )
 def test_random_batches(llama: Extractor, batch: list[tuple[int, int, int]]) -> None:

@@ -13,9 +13,7 @@ from speculators_compat.adapter import Adapter, Finding, executor
 from speculators_compat.errors import ContractError
 
 
-def without_async_scheduling(
-    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def without_async_scheduling(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     kwargs["vllm_config"].scheduler_config.async_scheduling = False
     return wrapped(*args, **kwargs)
 

@@ -11,9 +11,7 @@ from typing import Any
 from speculators_compat.adapter import Adapter, Finding, worker_method
 
 
-def with_right_rotary_embedding(
-    wrapped: Callable[..., Any], worker: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def with_right_rotary_embedding(wrapped: Callable[..., Any], worker: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Before capture is set up, send interleaved rotary embeddings through their PyTorch implementation."""
     for module in worker.model_runner.get_model().modules():
         if getattr(module, "is_neox_style", True) is False and hasattr(module, "_forward_method"):

@@ -10,12 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import wrapt
-
 from speculators_compat.adapter import Adapter, Finding, executor, worker_method
 from speculators_compat.errors import CaptureError, ConfigurationError, ContractError, ModelError
 from speculators_compat.extraction import current
-from speculators_compat.patching import proxied
+from speculators_compat.patching import Proxy, proxied
 from speculators_compat.worker.capture import Capture, CapturedStates, PromptStates
 from speculators_compat.worker.decoder import find_decoder_layers
 from speculators_compat.worker.residual_stream import learn_stream_forms
@@ -72,7 +70,7 @@ def end_capture(
 # In the caller.
 
 
-class CapturingExecutor(wrapt.ObjectProxy):  # type: ignore[misc]
+class CapturingExecutor(Proxy):
     """An executor whose workers' states are complete, or an error, and have the form that upstream reads."""
 
     def collective_rpc(self, method: Any, *args: Any, **kwargs: Any) -> Any:

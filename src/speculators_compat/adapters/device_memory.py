@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import wrapt
-
-from speculators_compat.adapter import GENERATOR_MODULE, Adapter, Finding, Patch
+from speculators_compat.adapter import Adapter, Finding, Patch
 from speculators_compat.errors import ContractError
+from speculators_compat.import_hooks import GENERATOR_MODULE
+from speculators_compat.patching import Proxy
 
 
 def free_and_total_memory() -> tuple[int, int]:
@@ -20,7 +20,7 @@ def free_and_total_memory() -> tuple[int, int]:
     import torch
     from vllm.platforms import current_platform
 
-    device = getattr(torch, current_platform.device_type, None)
+    device: Any = getattr(torch, current_platform.device_type, None)
     if hasattr(device, "mem_get_info"):
         free, total = device.mem_get_info()
         return int(free), int(total)
@@ -39,12 +39,12 @@ def release_cached_memory() -> None:
     import torch
     from vllm.platforms import current_platform
 
-    device = getattr(torch, current_platform.device_type, None)
+    device: Any = getattr(torch, current_platform.device_type, None)
     if hasattr(device, "empty_cache"):
         device.empty_cache()
 
 
-class PlatformMemory(wrapt.ObjectProxy):  # type: ignore[misc]
+class PlatformMemory(Proxy):
     """`torch.cuda` with the memory calls answered by vLLM's platform."""
 
     def mem_get_info(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
@@ -54,7 +54,7 @@ class PlatformMemory(wrapt.ObjectProxy):  # type: ignore[misc]
         release_cached_memory()
 
 
-class PlatformTorch(wrapt.ObjectProxy):  # type: ignore[misc]
+class PlatformTorch(Proxy):
     """`torch`, as upstream's module sees it on a host without CUDA."""
 
     @property

@@ -12,9 +12,7 @@ from speculators_compat.extraction import uninterrupted
 logger = logging.getLogger("speculators_compat")
 
 
-def generate_or_clean_up(
-    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def generate_or_clean_up(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     try:
         return wrapped(*args, **kwargs)
     except BaseException:
@@ -23,9 +21,7 @@ def generate_or_clean_up(
         raise
 
 
-def build_or_shut_down(
-    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def build_or_shut_down(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     try:
         return wrapped(*args, **kwargs)
     except BaseException:
@@ -44,7 +40,7 @@ def _clean_up(scheduler: Any, executor: Any) -> None:
         if scheduler.has_finished_requests():
             executor.execute_model(scheduler.schedule())
         executor.collective_rpc("_reset_capture")
-    except Exception as error:  # the caller has to see the exception that came first
+    except Exception as error:  # noqa: BLE001 - the caller has to see the exception that came first
         logger.error("the workers could not be cleaned up after a failed generate(): %s. Build a new generator.", error)
 
 

@@ -12,9 +12,7 @@ from speculators_compat.prompts import check_layer_ids, normalize_prompts
 logger = logging.getLogger("speculators_compat")
 
 
-def with_checked_layers(
-    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def with_checked_layers(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Check `layer_ids` before a model is loaded for them."""
     layer_ids = kwargs.get("layer_ids", args[1] if len(args) > 1 else None)
     if layer_ids is not None:
@@ -22,9 +20,7 @@ def with_checked_layers(
     return wrapped(*args, **kwargs)
 
 
-def with_checked_prompts(
-    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def with_checked_prompts(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Hand on lists of ints, or raise before anything is scheduled."""
 
     def generate(token_ids: Any) -> Any:

@@ -8,9 +8,7 @@ from typing import Any
 from speculators_compat.adapter import Adapter, Finding, executor, parameters
 
 
-def with_no_multimodal_input(
-    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def with_no_multimodal_input(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Set every modality that the model names to a limit of 0, which vLLM takes as text-only."""
     vllm_config = kwargs["vllm_config"]
     model_config = vllm_config.model_config

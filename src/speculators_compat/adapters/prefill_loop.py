@@ -8,15 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import wrapt
-
 from speculators_compat.adapter import Adapter, Finding, generator_global
 from speculators_compat.errors import CaptureError, ContractError
 from speculators_compat.extraction import current, uninterrupted
-from speculators_compat.patching import proxied
+from speculators_compat.patching import Proxy, proxied
 
 
-class PrefillScheduler(wrapt.ObjectProxy):  # type: ignore[misc]
+class PrefillScheduler(Proxy):
     """A scheduler that prefills what has been submitted, all of it, at the first call of `schedule`."""
 
     def __init__(self, scheduler: Any, executor: Any) -> None:

@@ -12,9 +12,7 @@ from speculators_compat.errors import ContractError
 logger = logging.getLogger("speculators_compat")
 
 
-def without_prefix_caching(
-    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def without_prefix_caching(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     cache_config = kwargs["vllm_config"].cache_config
     if cache_config.enable_prefix_caching:
         logger.info("prefix caching is turned off: hidden states of cached tokens would never be computed")

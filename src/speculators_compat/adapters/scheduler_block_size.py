@@ -10,9 +10,7 @@ from speculators_compat.adapter import Adapter, Finding, accepts, generator_glob
 PARAMETER = "block_size"
 
 
-def with_platform_block_size(
-    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def with_platform_block_size(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Pass the size that the platform settled on, for example 64 for MLA on Hopper, as vLLM's engine does."""
     kwargs[PARAMETER] = kwargs["vllm_config"].cache_config.block_size
     return wrapped(*args, **kwargs)

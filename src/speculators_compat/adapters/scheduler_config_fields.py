@@ -10,9 +10,7 @@ from speculators_compat.adapter import GENERATOR_CLASS, Adapter, Finding, accept
 FIELD = "is_encoder_decoder"
 
 
-def with_required_field(
-    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def with_required_field(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Say what upstream means: it drives decoder-only models."""
     kwargs.setdefault(FIELD, False)
     return wrapped(*args, **kwargs)

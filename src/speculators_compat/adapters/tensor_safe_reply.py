@@ -8,15 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import wrapt
-
 from speculators_compat.adapter import Adapter, Finding, executor, mentions
-from speculators_compat.patching import proxied
+from speculators_compat.patching import Proxy, proxied
 
 CAPTURED = "_get_captured_states"
 
 
-class ListedReplyExecutor(wrapt.ObjectProxy):  # type: ignore[misc]
+class ListedReplyExecutor(Proxy):
     """An executor that answers a call to one rank with a list of that one reply, as vLLM 0.11.0 did."""
 
     def collective_rpc(self, method: Any, *args: Any, **kwargs: Any) -> Any:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import wrapt
+from speculators_compat.adapter import Adapter, Finding, Patch, mentions
+from speculators_compat.import_hooks import GENERATOR_MODULE
+from speculators_compat.patching import Proxy
 
-from speculators_compat.adapter import GENERATOR_MODULE, Adapter, Finding, Patch, mentions
 
-
-class TrustingAutoTokenizer(wrapt.ObjectProxy):  # type: ignore[misc]
+class TrustingAutoTokenizer(Proxy):
     """`AutoTokenizer`, with the trust that upstream gives to the same checkpoint's config and weights."""
 
     def from_pretrained(self, *args: Any, **kwargs: Any) -> Any:

@@ -8,13 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import wrapt
-
 from speculators_compat.adapter import Adapter, Finding, executor
-from speculators_compat.patching import proxied
+from speculators_compat.patching import Proxy, proxied
 
 
-class WholeStepExecutor(wrapt.ObjectProxy):  # type: ignore[misc]
+class WholeStepExecutor(Proxy):
     """An executor whose `execute_model` ends the step, and whose `sample_tokens` accepts that it has ended."""
 
     def execute_model(self, scheduler_output: Any) -> Any:

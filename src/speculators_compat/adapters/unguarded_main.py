@@ -39,7 +39,7 @@ def _would_run_again(main: ModuleType) -> bool:
 @contextmanager
 def _hidden(main: ModuleType) -> Iterator[None]:
     """Take away what `multiprocessing.spawn.get_preparation_data` tells a child about the main module."""
-    kept = {name: vars(main).pop(name) for name in ("__file__", "__spec__") if name in vars(main)}
+    kept: dict[str, Any] = {name: vars(main).pop(name) for name in ("__file__", "__spec__") if name in vars(main)}
     main.__spec__ = None
     try:
         yield

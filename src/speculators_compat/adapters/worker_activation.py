@@ -18,9 +18,7 @@ class ExtensionPath(str):
     __slots__ = ()
 
 
-def with_activating_path(
-    wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def with_activating_path(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     parallel_config = kwargs["vllm_config"].parallel_config
     if isinstance(path := parallel_config.worker_extension_cls, str):
         parallel_config.worker_extension_cls = ExtensionPath(path)

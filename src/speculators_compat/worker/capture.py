@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from speculators_compat.errors import CaptureError
 from speculators_compat.worker.model_runner import RowSpan, rows_of_step
-from speculators_compat.worker.residual_stream import StreamForm, read_stream
+from speculators_compat.worker.residual_stream import StreamForm, read_stream, stream_scale
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -68,6 +68,7 @@ class Capture:
     ) -> None:
         self.model_runner = model_runner
         self.forms = forms
+        self.scales = {index: stream_scale(layer, model_runner.model_config.dtype) for index, layer in layers.items()}
         self.store = store
         self.scheduler_output: Any = None
         self.spans: Sequence[RowSpan] = ()
@@ -119,7 +120,8 @@ class Capture:
             self.spans = rows_of_step(self.model_runner, self.scheduler_output)
         if index in self.states:
             raise CaptureError(f"decoder layer {index} ran twice in one step")
-        self.states[index] = read_stream(self.forms[index], output)
+        state = read_stream(self.forms[index], output)
+        self.states[index] = state.mul_(scale) if (scale := self.scales[index]) != 1 else state
 
     def place(self, rows: Sequence[Tensor]) -> None:
         """Put the rows of the step that has just run where they belong.
@@ -158,7 +160,7 @@ class Capture:
     def _guarded(self, action: Callable[[], None]) -> None:
         try:
             action()
-        except Exception as error:  # see the class: it must not be raised here
+        except Exception as error:
             logger.exception("hidden states of this step could not be captured")
             if self.captured is not None and self.captured.failure is None:
                 self.captured.failure = f"{type(error).__name__}: {error}"

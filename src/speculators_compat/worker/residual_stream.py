@@ -43,9 +43,19 @@ def read_stream(form: StreamForm, output: Any) -> Tensor:
     return (output if form is StreamForm.ALONE and not isinstance(output, tuple) else output[0]).clone()  # type: ignore[no-any-return]
 
 
-def learn_stream_forms(
-    layers: Sequence[nn.Module], hidden_size: int, run_forward: Callable[[], Any]
-) -> list[StreamForm]:
+def stream_scale(layer: nn.Module, dtype: Any) -> float:
+    """What a state has to be multiplied by to undo a layer's own scaling of the residual stream.
+
+    DeepSeek's layers divide the stream by `routed_scaling_factor` in float16, against overflow
+    (vllm/model_executor/models/deepseek_v2.py, DeepseekV2DecoderLayer.forward); norms do not mind, but states would differ.
+    """
+    import torch
+
+    factor = getattr(layer, "routed_scaling_factor", None)
+    return float(factor) if dtype == torch.float16 and factor is not None else 1.0
+
+
+def learn_stream_forms(layers: Sequence[nn.Module], hidden_size: int, run_forward: Callable[[], Any]) -> list[StreamForm]:
     """Find out how each decoder layer returns the residual stream.
 
     Args:
@@ -133,9 +143,9 @@ def _parts(output: Any) -> tuple[Tensor, Tensor] | None:
     """Hidden and residual, if `output` has both."""
     from torch import Tensor
 
-    if isinstance(output, tuple) and len(output) > 1 and isinstance(output[0], Tensor) and isinstance(output[1], Tensor):
-        if output[0].shape == output[1].shape:
-            return output[0], output[1]
+    match output:
+        case (Tensor() as hidden, Tensor() as residual, *_) if hidden.shape == residual.shape:
+            return hidden, residual
     return None
 
 
