@@ -15,10 +15,13 @@ class Reference:
     Args:
         directory: A text-only checkpoint.
         dtype: float32 is the reference; the model's own dtype shows how far rounding alone leads away from it.
+        device: Where to compute.
     """
 
-    def __init__(self, directory: Path, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, directory: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> None:
+        self.device = device
         self.model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation="eager").eval()
+        self.model.to(device)
 
     @torch.no_grad()
     def states(self, prompt: Sequence[int], layer_ids: Sequence[int]) -> list[torch.Tensor]:
@@ -29,13 +32,13 @@ class Reference:
         taps = [
             layers[index].register_forward_hook(
                 lambda module, args, output, index=index: found.__setitem__(
-                    index, (output[0] if isinstance(output, tuple) else output)[0].float()
+                    index, (output[0] if isinstance(output, tuple) else output)[0].float().cpu()
                 )
             )
             for index in layer_ids
         ]
         try:
-            self.model(input_ids=torch.tensor([list(prompt)]), use_cache=False)
+            self.model(input_ids=torch.tensor([list(prompt)], device=self.device), use_cache=False)
         finally:
             for tap in taps:
                 tap.remove()

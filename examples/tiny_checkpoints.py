@@ -96,7 +96,7 @@ def _save_language_model(config: PretrainedConfig, directory: Path) -> None:
                 torch.nn.init.uniform_(parameter, 0.7, 1.3)
             else:
                 torch.nn.init.normal_(parameter, std=0.02)
-    model.save_pretrained(directory)
+    model.to(torch.bfloat16).save_pretrained(directory)
     make_tokenizer().save_pretrained(directory)
 
 
@@ -136,6 +136,33 @@ def _gpt_oss() -> PretrainedConfig:
         layer_types=["sliding_attention" if i % 2 == 0 else "full_attention" for i in range(LAYERS)],
         **COMMON,
     )
+
+
+def _llama_128() -> PretrainedConfig:
+    """Heads of 128, which CUDA kernels take."""
+    return LlamaConfig(num_attention_heads=8, num_key_value_heads=2, head_dim=128, **COMMON | dict(hidden_size=512))
+
+
+def _deepseek_v3_mla() -> PretrainedConfig:
+    """The head sizes that MLA kernels take: those of DeepSeek-V3 itself."""
+    config = _deepseek_v3()
+    config.update(
+        dict(
+            hidden_size=512,
+            num_attention_heads=16,
+            num_key_value_heads=16,
+            moe_intermediate_size=256,
+            n_routed_experts=8,
+            num_experts_per_tok=8,
+            kv_lora_rank=512,
+            q_lora_rank=256,
+            qk_rope_head_dim=64,
+            qk_nope_head_dim=128,
+            v_head_dim=128,
+        )
+    )
+    config.qk_head_dim, config.head_dim = 192, 64
+    return config
 
 
 def _deepseek_v3() -> PretrainedConfig:
@@ -211,7 +238,7 @@ def _wrap_as_kimi(directory: Path) -> None:
             "architectures": ["KimiK25ForConditionalGeneration"],
             "model_type": "kimi_k25",
             "auto_map": {"AutoConfig": "configuration_tiny_kimi.TinyKimiConfig"},
-            "dtype": text_config.get("dtype", "float32"),
+            "dtype": text_config["dtype"],
             "text_config": text_config,
             "vision_config": {
                 "num_attention_heads": 2,
@@ -252,6 +279,8 @@ def _write(path: Path, value: Any) -> None:
 
 RECIPES = {
     "llama": Recipe(_llama),
+    "llama_128": Recipe(_llama_128),
+    "deepseek_v3_mla": Recipe(_deepseek_v3_mla),
     "qwen2": Recipe(_qwen2),
     "qwen3": Recipe(_qwen3),
     "gpt_oss": Recipe(_gpt_oss),

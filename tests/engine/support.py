@@ -16,12 +16,11 @@ from reference import Reference, relative_error
 from speculators.data_generation import VllmHiddenStatesGenerator
 from tiny_checkpoints import make, text_twin
 
-LAYERS = [0, 2, 3, 4]
+from tests.cases import TOLERANCE, prompt
 
-# The largest error of any token, relative to its state's norm. Measured over 53 prompts of 1 to 900 tokens and all layers:
-# 2e-6 in float32 (Llama, Qwen3), 0.027 to 0.040 in bfloat16 (six architectures), where Hugging Face's own bfloat16 has 0.024
-# to 0.036. A state of another token, or of another layer, is off by 0.5 and more.
-TOLERANCE = {torch.float32: 1e-5, torch.float16: 0.01, torch.bfloat16: 0.06}
+__all__ = ["LAYERS", "Extractor", "Float32Generator", "prompt", "requests_in_workers", "run_script"]
+
+LAYERS = [0, 2, 3, 4]
 
 
 class Float32Generator(VllmHiddenStatesGenerator):  # type: ignore[misc]
@@ -68,15 +67,15 @@ class Extractor:
 
     def check(self, prompts: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
         """Extract the states of `prompts`, and hold every one against the reference."""
-        results = self.generator.generate([list(prompt) for prompt in prompts])
+        results = self.generator.generate([list(ids) for ids in prompts])
         self.compare(results, prompts)
         self.assert_nothing_left()
         return results
 
     def compare(self, results: Sequence[dict[str, Any]], prompts: Sequence[Sequence[int]]) -> None:
-        assert [result["input_ids"].tolist() for result in results] == [list(prompt) for prompt in prompts]
-        for index, (prompt, result) in enumerate(zip(prompts, results, strict=True)):
-            expected = self.reference.states(prompt, self.layers)
+        assert [result["input_ids"].tolist() for result in results] == [list(ids) for ids in prompts]
+        for index, (ids, result) in enumerate(zip(prompts, results, strict=True)):
+            expected = self.reference.states(ids, self.layers)
             found = result["hidden_states"]
             assert [state.shape for state in found] == [state.shape for state in expected]
             assert {state.device.type for state in found} == {"cpu"}
@@ -91,11 +90,6 @@ class Extractor:
 
 def requests_in_workers(generator: Any) -> list[int]:
     return generator.executor.collective_rpc(lambda worker: len(worker.model_runner.requests))  # type: ignore[no-any-return]
-
-
-def prompt(length: int, seed: int = 0) -> list[int]:
-    """A prompt of random bytes; the same for the same arguments."""
-    return torch.randint(0, 256, (length,), generator=torch.Generator().manual_seed(1000 * seed + length)).tolist()
 
 
 def run_script(source: str, *arguments: str, timeout: float = 240, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -1,0 +1,183 @@
+"""The cases of the engine tests on a machine with one or more GPUs, with CUDA vLLM and real MLA kernels.
+
+    python tests/gpu/run_on_gpu.py [--gpus N] [--output docs/gpu.md]
+
+Needs vllm, speculators and this package; makes its own checkpoints. Each run is a process of its own, as users' scripts are,
+and writes one row of the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+REPETITIONS = 20
+
+
+@dataclass(frozen=True)
+class Run:
+    """One process: a model, how its workers start, and which adapter is off.
+
+    Attributes:
+        model: Checkpoint of `tiny_checkpoints`.
+        start: `fork` (vLLM's default) or `spawn`.
+        cuda_live: Whether the caller has initialised CUDA, as producers do that set their device first.
+        gpus: Tensor parallel size.
+        off: Adapter to switch off.
+        expected: What the row has to say.
+    """
+
+    model: str
+    start: str = "fork"
+    cuda_live: bool = False
+    gpus: int = 1
+    off: str = ""
+    expected: str = "right"
+
+
+ONE_GPU = (
+    Run("llama_128"),
+    Run("llama_128", cuda_live=True),
+    Run("llama_128", start="spawn"),
+    Run("deepseek_v3_mla"),
+    Run("deepseek_v3_mla", start="spawn"),
+    Run("deepseek_v3_mla", cuda_live=True),
+    Run("deepseek_v3_mla", off="async_scheduling", expected="right, or wrong by a race"),
+    Run("llama_128", off="fork_safety", expected="Cannot re-initialize CUDA in forked subprocess"),
+    Run("deepseek_v3_mla", off="scheduler_block_size", expected="required positional argument: 'block_size'"),
+)
+TWO_GPUS = (
+    Run("llama_128", gpus=2),
+    Run("deepseek_v3_mla", gpus=2),
+    Run("deepseek_v3_mla", start="spawn", gpus=2),
+)
+
+
+def extract(run: Run, checkpoints: Path) -> dict[str, object]:
+    """In the process of a run: all cases against the reference, then one batch again and again."""
+    sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
+    import speculators_compat  # noqa: F401, I001  before speculators, as the README says
+    import speculators  # noqa: F401
+    import torch
+
+    if run.cuda_live:
+        torch.zeros(1, device="cuda")
+    from reference import Reference, relative_error
+    from speculators.data_generation import VllmHiddenStatesGenerator
+    from tiny_checkpoints import make, text_twin
+
+    from tests.cases import CASES, TOLERANCE, prompt
+
+    directory = make(run.model, checkpoints / run.model)
+    layers = [0, 2, 3, 4]
+    started = time.perf_counter()
+    generator = VllmHiddenStatesGenerator(
+        str(directory), layer_ids=layers, max_model_len=1100, gpu_memory_utilization=0.3, tensor_parallel_size=run.gpus
+    )
+    start_up = time.perf_counter() - started
+    answers = {name: [(batch, generator.generate(batch)) for batch in batches] for name, batches in CASES.items()}
+    repeated = [prompt(length, seed) for seed, length in enumerate([700, 30, 5, 900, 16, 1, 400, 64])]
+    repetitions = [generator.generate(repeated) for _ in range(REPETITIONS)]
+    left = generator.executor.collective_rpc(lambda worker: len(worker.model_runner.requests))
+    block_size = generator.vllm_config.cache_config.block_size
+    async_scheduling = generator.vllm_config.scheduler_config.async_scheduling
+    del generator
+
+    reference = Reference(text_twin(directory), device="cuda")
+    errors: dict[str, float] = {}
+    for name, batches in {**answers, "repeated": [(repeated, repetitions[0])]}.items():
+        found = [
+            relative_error(state, expected)
+            for batch, results in batches
+            for ids, result in zip(batch, results, strict=True)
+            for state, expected in zip(result["hidden_states"], reference.states(ids, layers), strict=True)
+        ]
+        errors[name] = max(found)
+    tensors = [[state for result in results for state in result["hidden_states"]] for results in repetitions]
+    unequal = sum(
+        not torch.equal(state, first) for again in tensors[1:] for state, first in zip(again, tensors[0], strict=True)
+    )
+    right = max(errors.values()) < TOLERANCE[torch.bfloat16] and not unequal and not any(left)
+    return {
+        "result": "right" if right else "WRONG",
+        "largest error": round(max(errors.values()), 5),
+        "unequal tensors": f"{unequal} of {sum(map(len, tensors[1:]))}",
+        "requests left": left,
+        "block size": block_size,
+        "async scheduling": async_scheduling,
+        "start-up s": round(start_up, 1),
+        "errors": errors,
+    }
+
+
+def in_a_process(run: Run, checkpoints: Path, timeout: float) -> dict[str, object]:
+    """Start the process of a run, and read its row from the last line that it prints."""
+    environment = {**os.environ, "SPECULATORS_COMPAT_DISABLE": run.off} if run.off else dict(os.environ)
+    if run.start == "spawn":
+        environment["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+    command = [sys.executable, __file__, "--run", json.dumps(asdict(run)), "--checkpoints", str(checkpoints)]
+    try:
+        process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
+    except subprocess.TimeoutExpired:
+        return {"result": f"no answer in {timeout} s"}
+    if process.returncode == 0:
+        row: dict[str, object] = json.loads(process.stdout.splitlines()[-1])
+        return row
+    output = process.stdout + process.stderr
+    (checkpoints / "last-failure.log").write_text(output)
+    if run.expected in output:
+        return {"result": run.expected}
+    print(output[-6000:], file=sys.stderr)
+    return {"result": f"failed: {process.stderr.strip().splitlines()[-1][:200]}"}
+
+
+def describe_machine() -> str:
+    sys.path.insert(0, str(ROOT / "src"))
+    import torch
+
+    import speculators_compat
+
+    found = "\n".join(f"- {one}" for one in speculators_compat.status().installed)
+    return f"{time.strftime('%Y-%m-%d')}, {torch.cuda.device_count()} x {torch.cuda.get_device_name()}\n\n{found}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--checkpoints", type=Path, default=Path(tempfile.gettempdir()) / "tiny-checkpoints")
+    parser.add_argument("--timeout", type=float, default=150)
+    parser.add_argument("--run")
+    options = parser.parse_args()
+    options.checkpoints.mkdir(parents=True, exist_ok=True)
+    if options.run:
+        print(json.dumps(extract(Run(**json.loads(options.run)), options.checkpoints)))
+        return
+    columns = ["model", "start", "CUDA live", "GPUs", "switched off", "result", "largest error", "unequal tensors"]
+    columns += ["requests left", "block size", "async scheduling", "start-up s"]
+    lines = [f"## {describe_machine()}", "", "| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
+    failed = False
+    for run in TWO_GPUS if options.gpus > 1 else ONE_GPU:
+        row = in_a_process(run, options.checkpoints, options.timeout)
+        failed |= str(row["result"]) not in (run.expected, "right")
+        start = "spawn" if run.cuda_live else run.start
+        cells = [run.model, start, run.cuda_live, run.gpus, run.off or "nothing"]
+        cells += [row.get(column, "") for column in columns[5:]]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+        print(lines[-1], row.get("errors", ""), flush=True)
+    if options.output:
+        with options.output.open("a") as file:
+            file.write("\n".join(lines) + "\n\n")
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    main()
