@@ -91,7 +91,7 @@ def _save_language_model(config: PretrainedConfig, directory: Path) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim > 1:
-                torch.nn.init.normal_(parameter, std=0.06)
+                torch.nn.init.normal_(parameter, std=0.68 / config.hidden_size**0.5)
             elif "norm" in name:
                 torch.nn.init.uniform_(parameter, 0.7, 1.3)
             else:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import pickle
+import signal
 import threading
 import typing
 from typing import Any
@@ -176,14 +179,24 @@ def test_users_replacements_of_module_names_take_part(llama: Extractor, monkeypa
 
 def test_an_interrupt_in_the_middle(llama: Extractor) -> None:
     """KeyboardInterrupt while the workers run: the next call is right, and nothing is left of the interrupted one."""
-    import _thread
-
     prompts = [prompt(1000, seed) for seed in range(60)]
-    timer = threading.Timer(0.6, _thread.interrupt_main)
+    workers = [process.pid for process in multiprocessing.active_children() if "Worker" in process.name]
+    assert len(workers) == 1
+
+    def press_ctrl_c() -> None:
+        for pid in (*workers, os.getpid()):
+            os.kill(pid, signal.SIGINT)
+
+    # A test run in the background ignores SIGINT.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    timer = threading.Timer(0.6, press_ctrl_c)
     timer.start()
-    with pytest.raises(KeyboardInterrupt):
-        for _ in range(50):
-            llama.generator.generate(prompts)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            for _ in range(50):
+                llama.generator.generate(prompts)
+    finally:
+        signal.signal(signal.SIGINT, before)
     llama.assert_nothing_left()
     llama.check([prompt(33), prompt(44)])
 

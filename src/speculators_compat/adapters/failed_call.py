@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Callable
 from typing import Any
 
-from speculators_compat.adapter import Adapter, Finding, generator_method
+from speculators_compat.adapter import Adapter, Finding, generator_method, worker_method
 from speculators_compat.extraction import uninterrupted
 
 logger = logging.getLogger("speculators_compat")
@@ -44,6 +45,12 @@ def _clean_up(scheduler: Any, executor: Any) -> None:
         logger.error("the workers could not be cleaned up after a failed generate(): %s. Build a new generator.", error)
 
 
+def outliving_interrupts(wrapped: Callable[..., Any], worker: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Leave Ctrl-C, which a terminal sends to workers too, to the caller. A worker whose caller dies ends all the same."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return wrapped(*args, **kwargs)
+
+
 def probe() -> Finding:
     return Finding.broken("speculators cleans up only after a call that succeeds")
 
@@ -57,5 +64,9 @@ ADAPTER = Adapter(
     broken_by="speculators: no clean-up in generate(); not a vLLM change",
     removable_when="speculators cleans up in generate() itself",
     probe=probe,
-    patches=(generator_method("__init__", build_or_shut_down), generator_method("generate", generate_or_clean_up)),
+    patches=(
+        generator_method("__init__", build_or_shut_down),
+        generator_method("generate", generate_or_clean_up),
+        worker_method("_setup_hidden_states_capture", outliving_interrupts),
+    ),
 )

@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from speculators_compat.errors import CaptureError
+
+
+@contextmanager
+def forward_context_kept() -> Iterator[None]:
+    """Give the running forward pass its context back as it was.
+
+    Expert layers count themselves in it to find their weights (`moe_layer_index`, vllm/forward_context.py), so a layer that is
+    called once more than the model's loop calls it would shift the weights of all that follow.
+    """
+    from vllm.forward_context import get_forward_context
+
+    context = vars(get_forward_context())
+    before = dict(context)
+    try:
+        yield
+    finally:
+        context.clear()
+        context.update(before)
 
 
 @dataclass(frozen=True)

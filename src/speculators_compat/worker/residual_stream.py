@@ -15,9 +15,13 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from speculators_compat.errors import ModelError
+from speculators_compat.worker.model_runner import forward_context_kept
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+
+UNCHANGED, CHANGED = 0.01, 0.1
 
 
 class StreamForm(Enum):
@@ -157,15 +161,6 @@ def _reads(layer: nn.Module, hidden: Tensor, residual: Tensor, args: tuple[Any, 
     """
     import torch
 
-    def run(changed: Tensor | None) -> Tensor:
-        def fresh(value: Any) -> Any:
-            if not isinstance(value, torch.Tensor):
-                return value
-            return value + noise if value is changed else value.clone()
-
-        output = layer.forward(*map(fresh, args), **{name: fresh(value) for name, value in kwargs.items()})
-        return (output[0] if isinstance(output, tuple) else output).clone()
-
     for part in (hidden, residual):
         if not any(value is part for value in (*args, *kwargs.values())):
             raise ModelError(
@@ -173,11 +168,29 @@ def _reads(layer: nn.Module, hidden: Tensor, residual: Tensor, args: tuple[Any, 
                 "it cannot be told how the residual stream is made up"
             )
     generator = torch.Generator().manual_seed(0)
-    noise = torch.randn(residual.shape, generator=generator).to(residual) * (1 + residual.abs().amax())
-    before = run(None)
-    if torch.equal(before, run(hidden)) or not torch.equal(before, run(None)):
+    first, second, third, fourth = (torch.randn(hidden.shape, generator=generator).to(hidden) for _ in range(4))
+
+    def run(new_hidden: Tensor, new_residual: Tensor) -> Tensor:
+        def fresh(value: Any) -> Any:
+            if value is hidden or value is residual:
+                return (new_hidden if value is hidden else new_residual).clone()
+            return value.clone() if isinstance(value, torch.Tensor) else value
+
+        with forward_context_kept():
+            output = layer.forward(*map(fresh, args), **{name: fresh(value) for name, value in kwargs.items()})
+        return (output[0] if isinstance(output, tuple) else output).float()
+
+    before = run(first, second)
+
+    def change(new_hidden: Tensor, new_residual: Tensor) -> float:
+        return float((run(new_hidden, new_residual) - before).norm() / before.norm())
+
+    same, by_hidden, by_residual = change(first, second), change(third, second), change(first, fourth)
+    # Random inputs change an output that depends on them by about its own size, and one that does not by rounding at most.
+    if not (same < UNCHANGED and by_hidden > CHANGED) or UNCHANGED <= by_residual <= CHANGED:
         raise ModelError(
-            f"{type(layer).__name__} did not react to its hidden input, or not twice in the same way: "
-            "it cannot be told whether it reads the residual"
+            f"{type(layer).__name__} cannot be told to read the residual or not: its output changed by {same:.1e} without a "
+            f"change, by {by_hidden:.1e} with another hidden input and by {by_residual:.1e} with another residual; expected "
+            f"less than {UNCHANGED}, more than {CHANGED}, and either of the two"
         )
-    return not torch.equal(before, run(residual))
+    return by_residual > CHANGED
