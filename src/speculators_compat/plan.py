@@ -36,7 +36,10 @@ class Decision:
 def make_plan(
     adapters: Sequence[Adapter], speculators: Installed, vllm: Installed, switched_off: Iterable[str] = ()
 ) -> list[Decision]:
-    """Decide for each adapter, in order. The probe of the real symbol decides; versions explain.
+    """Decide for each adapter, in order.
+
+    The probe of the real symbol decides. Versions bound and explain: what a probe does not recognise is refused within the
+    adapter's recorded range, and where the version is unknown; outside of it, there is nothing to adapt.
 
     Args:
         adapters: The adapters in the order in which they are applied.
@@ -71,12 +74,17 @@ def check_switches(adapters: Sequence[Adapter], switched_off: Iterable[str]) -> 
 
 
 def _decide(adapter: Adapter, speculators: Installed, vllm: Installed) -> Decision:
+    recorded = speculators.within(adapter.speculators) is not False and vllm.within(adapter.vllm) is not False
+    outside = f"outside the recorded range, speculators {adapter.speculators} on vllm {adapter.vllm}"
     try:
         finding = adapter.probe()
     except (ContractError, ImportError, AttributeError) as error:
+        if not recorded:
+            return Decision(adapter, State.NOT_NEEDED, f"{outside}; {error}")
         return Decision(adapter, State.REFUSED, _refusal(adapter, speculators, vllm, error))
-    state = State.APPLIED if finding.need is Need.BROKEN else State.NOT_NEEDED
-    return Decision(adapter, state, finding.reason)
+    if finding.need is Need.INTACT:
+        return Decision(adapter, State.NOT_NEEDED, finding.reason)
+    return Decision(adapter, State.APPLIED, finding.reason if recorded else f"{finding.reason}; {outside}")
 
 
 def _refusal(adapter: Adapter, speculators: Installed, vllm: Installed, error: Exception) -> str:

@@ -47,6 +47,21 @@ def test_what_a_probe_does_not_recognise_is_refused_with_all_that_is_needed(erro
         assert part in decision.reason
 
 
+def test_outside_the_recorded_range_the_probe_still_decides() -> None:
+    old = Installed("vllm", "vllm", "0.10.2")
+    plan = make_plan(
+        [adapter("gone", ContractError("no such method")), adapter("broken", Finding.broken("it is gone"))], SPECULATORS, old
+    )
+    assert [d.state for d in plan] == [State.NOT_NEEDED, State.APPLIED]
+    assert all("outside the recorded range, speculators <0.5 on vllm >=0.11" in d.reason for d in plan)
+
+
+@pytest.mark.parametrize("reported", ["dev", "0.1.dev1+gabc1234"])
+def test_where_the_version_is_unknown_nothing_is_assumed(reported: str) -> None:
+    (decision,) = make_plan([adapter("one", ContractError("no x"))], SPECULATORS, Installed("vllm", "vllm", reported))
+    assert decision.state is State.REFUSED
+
+
 def test_switched_off_adapters_are_not_probed() -> None:
     (decision,) = make_plan([adapter("one", ContractError("must not be asked"))], SPECULATORS, VLLM, ["one"])
     assert decision.state is State.SWITCHED_OFF

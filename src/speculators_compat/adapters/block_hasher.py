@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from speculators_compat.adapter import Adapter, Finding, accepts, generator_global
@@ -17,18 +18,25 @@ def with_block_hasher(wrapped: Callable[..., Any], instance: Any, args: tuple[An
     if extraction is not None and kwargs.get(PARAMETER) is None:
         cache_config = extraction.generator.vllm_config.cache_config
         if cache_config.enable_prefix_caching:
-            kwargs[PARAMETER] = make_block_hasher(cache_config)
+            kwargs[PARAMETER] = make_block_hasher(cache_config.prefix_caching_hash_algo, cache_config.block_size)
     return wrapped(*args, **kwargs)
 
 
-def make_block_hasher(cache_config: Any) -> Callable[[Any], list[Any]]:
-    """A hasher of full KV cache blocks, of the size that the scheduler uses."""
-    from vllm.utils.hashing import get_hash_fn_by_name
-    from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+@cache
+def make_block_hasher(algorithm: str, block_size: int) -> Callable[[Any], list[Any]]:
+    """A hasher of full KV cache blocks.
 
-    hash_function = get_hash_fn_by_name(cache_config.prefix_caching_hash_algo)
-    init_none_hash(hash_function)
-    hasher: Callable[[Any], list[Any]] = get_request_block_hasher(cache_config.block_size, hash_function)
+    Args:
+        algorithm: Name of the hash function, from vLLM's cache config.
+        block_size: Tokens of a block, the same as the scheduler's.
+    """
+    from vllm.utils.hashing import get_hash_fn_by_name
+    from vllm.v1.core import kv_cache_utils
+
+    hash_function = get_hash_fn_by_name(algorithm)
+    if not hasattr(kv_cache_utils, "NONE_HASH"):  # random by default: another would orphan every hash made so far
+        kv_cache_utils.init_none_hash(hash_function)
+    hasher: Callable[[Any], list[Any]] = kv_cache_utils.get_request_block_hasher(block_size, hash_function)
     return hasher
 
 
