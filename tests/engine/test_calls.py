@@ -20,6 +20,7 @@ from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
 import speculators_compat
 from speculators_compat import CaptureError, PromptError
+from speculators_compat.detection import detect
 from tests.engine.support import Extractor, prompt, requests_in_workers
 
 
@@ -46,6 +47,8 @@ def test_attributes_that_users_read(llama: Extractor) -> None:
     llama.check([prompt(5)])
     assert generator._request_counter == before + 1
     assert generator.model_path.endswith("llama")
+    if detect("speculators").within(">=0.4"):
+        assert callable(generator.block_hasher)
 
 
 def test_resetting_the_prefix_cache(llama: Extractor) -> None:
@@ -260,6 +263,13 @@ def test_a_prompt_that_does_not_fit_into_the_kv_cache(llama: Extractor, monkeypa
         llama.generator.generate([prompt(30), prompt(20)])
     monkeypatch.undo()
     llama.check([prompt(30)])
+
+
+def test_the_kv_cache_stays_within_what_the_platform_allows(llama: Extractor) -> None:
+    """On a CPU that is VLLM_CPU_KVCACHE_SPACE, in GiB, of which upstream takes a part."""
+    config = llama.generator.scheduler.kv_cache_config
+    allowed = int(os.environ["VLLM_CPU_KVCACHE_SPACE"]) * 2**30 * 0.8 * upstream.CACHE_MEMORY_FRACTION
+    assert allowed / 2 < sum(tensor.size for tensor in config.kv_cache_tensors) <= allowed
 
 
 def test_capture_is_off_between_calls(llama: Extractor) -> None:

@@ -8,11 +8,6 @@ import pytest
 
 from tests.engine.support import run_script
 
-EXTRACT = """
-    from pathlib import Path
-    from tests.engine.support import Extractor, prompt, requests_in_workers
-    """
-
 UNGUARDED = """
     import speculators_compat
     import sys
@@ -221,4 +216,44 @@ def test_configurations_that_cannot_be_right_are_refused_before_loading(checkpoi
             print("RIGHT")
     """
     process = run_script(source, str(checkpoints))
+    assert "RIGHT" in process.stdout, process.stderr[-4000:]
+
+
+def test_a_script_like_upstreams_offline_one(checkpoints: Path, tmp_path: Path) -> None:
+    """Spawn set as an attribute, a process group in the caller, batches of eight, masks by position, one file each."""
+    source = """
+        import speculators_compat
+        import sys
+        from pathlib import Path
+        import torch
+        import vllm.envs as envs
+        from speculators.data_generation import VllmHiddenStatesGenerator
+        from tests.engine.support import Extractor, prompt
+
+        def main():
+            envs.VLLM_WORKER_MULTIPROC_METHOD = "spawn"
+            output = Path(sys.argv[2])
+            torch.distributed.init_process_group("gloo", init_method=f"file://{output}/group", rank=0, world_size=1)
+            prompts = [prompt(20 + seed, seed) for seed in range(19)]
+            masks = [torch.arange(len(ids)) % 2 for ids in prompts]
+            with Extractor(Path(sys.argv[1]), "llama") as extractor:
+                for start in range(0, len(prompts), 8):
+                    batch = prompts[start : start + 8]
+                    for j, result in enumerate(extractor.generator.generate(batch)):
+                        result["loss_mask"] = masks[start + j]
+                        torch.save(result, output / f"data_{start + j}.pt")
+                for index, ids in enumerate(prompts):
+                    sample = torch.load(output / f"data_{index}.pt", weights_only=True)
+                    assert torch.equal(sample["loss_mask"], masks[index])
+                    sample["loss_mask"] = None
+                    extractor.compare([sample], [ids])
+                    # A file holds its own states, not those of the batch.
+                    size = (output / f"data_{index}.pt").stat().st_size
+                    assert size < 4 * len(ids) * 128 * 2 + 20_000, size
+            print("RIGHT")
+
+        if __name__ == "__main__":
+            main()
+    """
+    process = run_script(source, str(checkpoints), str(tmp_path))
     assert "RIGHT" in process.stdout, process.stderr[-4000:]
