@@ -38,7 +38,7 @@ def install_engine(session: nox.Session, speculators: str) -> None:
 def demo(session: nox.Session) -> None:
     """The main job on tiny checkpoints, from conversations to training files."""
     install_engine(session, "0.4.0.1")
-    session.run("python", "examples/demo.py", *session.posargs)
+    session.run("python", "examples/demo.py", *session.posargs, env={"VLLM_LOGGING_LEVEL": "WARNING"})
 
 
 @nox.session

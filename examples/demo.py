@@ -76,9 +76,9 @@ def main() -> None:
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     os.environ.setdefault("VLLM_MLA_DISABLE", "1")
     console = Console()
-    table = Table(title="Hidden states extracted")
-    for column in ("model", "files", "tokens", "layers", "largest deviation", "of bfloat16 itself", "trainer reads"):
-        table.add_column(column)
+    table = Table(title="Hidden states, and their largest deviation from Hugging Face in float32")
+    for column in ("model", "files", "tokens", "layers", "deviation", "bfloat16's own", "trainer reads"):
+        table.add_column(column, no_wrap=True)
     failed = False
     for name in ("llama", "kimi_k25"):
         model = make(name, options.output.resolve() / "models" / name)
@@ -90,8 +90,16 @@ def main() -> None:
         read = "x".join(map(str, sample["hidden_states"].shape))
         deviation, by_rounding = found["deviation"], found["by rounding"]
         failed |= deviation > 2 * by_rounding
-        table.add_row(name, str(len(files)), str(found["tokens"]), str(LAYERS), f"{deviation:.4f}", f"{by_rounding:.4f}", read)
-    console.print(speculators_compat.status())
+        table.add_row(
+            name,
+            str(len(files)),
+            str(found["tokens"]),
+            ",".join(map(str, LAYERS)),
+            f"{deviation:.4f}",
+            f"{by_rounding:.4f}",
+            read,
+        )
+    console.print(str(speculators_compat.status()), highlight=False)
     console.print(table)
     console.print(f"Files that speculators' trainer loads: {options.output / 'states'}")
     if failed:
