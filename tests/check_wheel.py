@@ -18,7 +18,7 @@ def check(path: str) -> None:
     assert not brought_along, f"installing would touch {brought_along}"
     assert "speculators_compat/py.typed" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
-    assert "[vllm.general_plugins]\nspeculators_compat = speculators_compat.plugin:register" in entry_points
+    assert "[vllm.general_plugins]\nspeculators_compat = speculators_compat_plugin:register" in entry_points
     assert not [name for name in names if not name.startswith("speculators_compat")]
     print(f"{path}: {len(names)} files, requires {required}")
 

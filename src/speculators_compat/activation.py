@@ -154,7 +154,7 @@ def adapt(module: ModuleType) -> None:
                 logger.error("speculators is left unpatched: %s", error)
                 raise error
             _undo()
-            _apply(decision for decision in decisions if decision.state is State.APPLIED)
+            _apply([decision for decision in decisions if decision.state is State.APPLIED], speculators, vllm)
             _state.decisions = tuple(decisions)
             names = ", ".join(d.adapter.name for d in decisions if d.state is State.APPLIED)
             logger.info("%s on %s: applied %s", speculators, vllm, names)
@@ -162,17 +162,21 @@ def adapt(module: ModuleType) -> None:
             _state.planning = False
 
 
-def _apply(decisions: Iterator[Decision]) -> None:
+def _apply(decisions: list[Decision], speculators: Installed, vllm: Installed) -> None:
     from speculators_compat.extraction import CORE_PATCHES
     from speculators_compat.patching import apply
+    from speculators_compat.plan import refusal
 
-    patches = [*(patch for decision in decisions for patch in decision.adapter.patches), *CORE_PATCHES]
     try:
-        for patch in patches:
-            if (applied := apply(patch)) is not None:
-                _state.applied.append(applied)
-    except BaseException:
+        for decision in decisions:
+            try:
+                _state.applied.extend(filter(None, map(apply, decision.adapter.patches)))
+            except ContractError as error:
+                raise ContractError(refusal(decision.adapter, speculators, vllm, error)) from error
+        _state.applied.extend(filter(None, map(apply, CORE_PATCHES)))
+    except BaseException as error:
         _undo()
+        logger.error("speculators is left unpatched: %s", error)
         raise
 
 
@@ -185,16 +189,25 @@ def reseat() -> None:
     """Get back in front of module globals that a user replaced after activation, by calling the user's replacement."""
     with _state.lock:
         for applied in _state.applied:
-            applied.reseat()
+            if applied.patch.is_global:
+                applied.stand()
+
+
+def _subclasses(cls: type[Any]) -> Iterator[type[Any]]:
+    for subclass in cls.__subclasses__():
+        yield subclass
+        yield from _subclasses(subclass)
 
 
 def _say_what_came_too_late(module: ModuleType) -> None:
     generator: Any = module.VllmHiddenStatesGenerator
-    live = sum(isinstance(thing, generator) for thing in gc.get_objects())
+    # By type, since asking a dead weak reference for its class raises.
+    live = sum(issubclass(type(thing), generator) for thing in gc.get_objects())
     overriding = [
-        f"{subclass.__module__}.{subclass.__qualname__}.generate"
-        for subclass in generator.__subclasses__()
-        if "generate" in vars(subclass)
+        f"{subclass.__module__}.{subclass.__qualname__}.{name}"
+        for subclass in _subclasses(generator)
+        for name in ("__init__", "generate")
+        if name in vars(subclass)
     ]
     held = [f"{live} generator(s) built before, which have to be built again"] if live else []
     held += [f"{name}, which is not patched itself" for name in overriding]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import logging
 from collections.abc import Callable, Iterator
@@ -135,10 +136,24 @@ def accepts(function: Callable[..., Any], parameter: str, name: str) -> bool:
     return parameter in known or any(p.kind is p.VAR_KEYWORD for p in known.values())
 
 
-def mentions(function: Callable[..., Any], word: str) -> bool:
-    """Whether the code of an upstream function uses `word` as a name, an attribute, a keyword or a constant."""
-    code = inspect.unwrap(function).__code__  # type: ignore[attr-defined]
-    return any(word in _words(nested) for nested in _codes(code))
+def mentions(method: str, word: str) -> bool:
+    """Whether upstream's generator uses `word` in `method`, as a name, an attribute, a keyword or a constant.
+
+    Looks at the code that the loader has, not at what stands on the class: a user may have wrapped it.
+
+    Raises:
+        ContractError: If the module has no such code.
+    """
+    spec = importlib.util.find_spec(GENERATOR_MODULE)
+    loader: Any = spec.loader if spec is not None else None
+    module: CodeType | None = loader.get_code(GENERATOR_MODULE) if hasattr(loader, "get_code") else None
+    path = ("VllmHiddenStatesGenerator", method)
+    for name in path:
+        nested = [code for code in (module.co_consts if module else ()) if isinstance(code, CodeType)]
+        module = next((code for code in nested if code.co_name == name), None)
+    if module is None:
+        raise ContractError(f"{GENERATOR_MODULE}.{'.'.join(path)} has no code that can be read")
+    return any(word in _words(nested) for nested in _codes(module))
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import logging
+import signal
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -62,33 +63,43 @@ def uninterrupted(call: Callable[[], T]) -> T:
     """
     if threading.current_thread() is not threading.main_thread():
         return call()
-    outcome: list[Callable[[], T]] = []
+    values: list[T] = []
+    errors: list[BaseException] = []
+    # Not Thread.join(): interrupted once, it takes the thread for stopped (bpo-45274).
+    ended = threading.Event()
     context = contextvars.copy_context()
 
     def run() -> None:
         try:
-            value = context.run(call)
-        except BaseException as raised:  # noqa: BLE001 - handed to the caller, whatever it is
-            error = raised
-            outcome.append(lambda: _raise(error))
-        else:
-            outcome.append(lambda: value)
+            values.append(context.run(call))
+        except BaseException as error:  # noqa: BLE001 - handed to the caller, whatever it is
+            errors.append(error)
+        finally:
+            ended.set()
 
-    thread = threading.Thread(target=run, name="speculators-compat", daemon=True)
-    thread.start()
+    interrupts: list[BaseException] = []
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    threading.Thread(target=run, name="speculators-compat", daemon=True).start()
+    while True:
+        try:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            ended.wait()
+            break
+        except BaseException as interrupt:  # noqa: BLE001 - raised when the call has ended, however often it comes
+            interrupts.append(interrupt)
+            if (extraction := current()) is not None:
+                extraction.stop.set()
+            logger.warning("interrupted: waiting for the step that the workers are running to end")
     try:
-        thread.join()
-    except BaseException:
-        if (extraction := current()) is not None:
-            extraction.stop.set()
-        logger.info("interrupted: waiting for the running step of the workers to end")
-        thread.join()
-        raise
-    return outcome[0]()
-
-
-def _raise(error: BaseException) -> Any:
-    raise error
+        if interrupts:
+            raise interrupts[0]
+        if errors:
+            raise errors[0]
+        return values[0]
+    finally:
+        # An exception must not be held by a frame that it holds itself: the generator would outlive its deletion.
+        interrupts.clear()
+        errors.clear()
 
 
 class UninterruptedExecutor(Proxy):

@@ -7,6 +7,7 @@ nothing heavy (`importlib.abc` alone would take 10 ms).
 
 from __future__ import annotations
 
+import os
 import sys
 
 TYPE_CHECKING = False
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 GENERATOR_MODULE = "speculators.data_generation.vllm_hidden_states_generator"
 WORKER_MODULE = "speculators.data_generation.custom_worker"
+# speculators_compat_plugin looks for it in vLLM's processes.
+ACTIVE_VARIABLE = "SPECULATORS_COMPAT_ACTIVE"
 
 
 class PostImportFinder:
@@ -74,12 +77,14 @@ def is_watching() -> bool:
 
 
 def watch() -> None:
-    """Adapt upstream's modules when they are imported from now on."""
+    """Adapt upstream's modules when they are imported from now on, here and in processes started from here."""
+    os.environ[ACTIVE_VARIABLE] = "1"
     if not is_watching():
         sys.meta_path.insert(0, finder)  # type: ignore[arg-type]
 
 
 def stop_watching() -> None:
     """Leave upstream's modules as they are from now on."""
+    os.environ.pop(ACTIVE_VARIABLE, None)
     if is_watching():
         sys.meta_path.remove(finder)  # type: ignore[arg-type]

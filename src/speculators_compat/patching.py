@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import wrapt
@@ -19,28 +20,27 @@ else:  # not subscriptable before wrapt 2
 
 @dataclass
 class AppliedPatch:
-    """A patch that stands: where, what was there before, and what is there now."""
+    """A patch that stands: where, and the replacements that it has made, of which one is in the chain of wrappers there."""
 
     patch: Patch
     holder: Any
     attribute: str
-    original: Any
-    replacement: Any
+    replacements: list[Any] = field(default_factory=list)
     enabled: bool = True
 
-    def undo(self) -> None:
-        """Put the original back. A reference that somebody kept to the replacement calls the original from now on."""
-        self.enabled = False
-        if vars(self.holder).get(self.attribute) is self.replacement:
-            setattr(self.holder, self.attribute, self.original)
+    def stand(self) -> None:
+        """Put a replacement in front of what is there, unless one of ours is in front of it already."""
+        found = vars(self.holder)[self.attribute]
+        if not any(wrapper is ours for wrapper in _chain(found) for ours in self.replacements):
+            self.replacements.append(_replacement(self, found))
+            setattr(self.holder, self.attribute, self.replacements[-1])
 
-    def reseat(self) -> None:
-        """If somebody has replaced the name since, stand in front of their replacement."""
+    def undo(self) -> None:
+        """Put back what is behind the replacement. A wrapper that somebody kept calls straight through from now on."""
+        self.enabled = False
         found = vars(self.holder).get(self.attribute)
-        if self.patch.is_global and found is not self.replacement and not _stands_in(found, self.replacement):
-            self.original = found
-            self.replacement = _replacement(self, found)
-            setattr(self.holder, self.attribute, self.replacement)
+        if any(found is ours for ours in self.replacements):
+            setattr(self.holder, self.attribute, found.__wrapped__)
 
 
 def apply(patch: Patch) -> AppliedPatch | None:
@@ -60,10 +60,8 @@ def apply(patch: Patch) -> AppliedPatch | None:
         if patch.optional:
             return None
         raise ContractError(f"{patch} does not exist, so it cannot be adapted")
-    original = vars(holder)[attribute]
-    applied = AppliedPatch(patch, holder, attribute, original, None)
-    applied.replacement = _replacement(applied, original)
-    setattr(holder, attribute, applied.replacement)
+    applied = AppliedPatch(patch, holder, attribute)
+    applied.stand()
     return applied
 
 
@@ -74,20 +72,13 @@ def _replacement(applied: AppliedPatch, original: Any) -> Any:
     return wrapt.FunctionWrapper(original, wrapper, lambda: applied.enabled)
 
 
-def _stands_in(found: Any, ours: Any) -> bool:
-    """Whether `ours` is in the chain of wrappers that `found` heads."""
+def _chain(found: Any) -> Iterator[Any]:
+    """`found` and what it wraps, from the outside in."""
     while isinstance(found, wrapt.ObjectProxy | wrapt.FunctionWrapper):
-        if found is ours:
-            return True
+        yield found
         found = found.__wrapped__
-    return False
 
 
 def proxied(thing: Any, proxy: type[Proxy], *args: Any) -> Any:
     """`proxy(thing, *args)`, unless such a proxy stands before `thing` already: seams may be passed twice (see `reseat`)."""
-    inner = thing
-    while isinstance(inner, wrapt.ObjectProxy):
-        if type(inner) is proxy:
-            return thing
-        inner = inner.__wrapped__
-    return proxy(thing, *args)
+    return thing if any(type(inner) is proxy for inner in _chain(thing)) else proxy(thing, *args)

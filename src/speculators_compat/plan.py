@@ -8,7 +8,7 @@ from enum import Enum
 
 from speculators_compat.adapter import Adapter, Need
 from speculators_compat.detection import Installed
-from speculators_compat.errors import ContractError, SwitchError
+from speculators_compat.errors import SwitchError
 
 TESTED_VLLM = "==0.16.0"
 TESTED_SPECULATORS = ("==0.3.0", "==0.4.0", "==0.4.0.1")
@@ -78,16 +78,17 @@ def _decide(adapter: Adapter, speculators: Installed, vllm: Installed) -> Decisi
     outside = f"outside the recorded range, speculators {adapter.speculators} on vllm {adapter.vllm}"
     try:
         finding = adapter.probe()
-    except (ContractError, ImportError, AttributeError) as error:
+    except Exception as error:  # noqa: BLE001 - whatever a probe stumbles over is something that it does not recognise
         if not recorded:
             return Decision(adapter, State.NOT_NEEDED, f"{outside}; {error}")
-        return Decision(adapter, State.REFUSED, _refusal(adapter, speculators, vllm, error))
+        return Decision(adapter, State.REFUSED, refusal(adapter, speculators, vllm, error))
     if finding.need is Need.INTACT:
         return Decision(adapter, State.NOT_NEEDED, finding.reason)
     return Decision(adapter, State.APPLIED, finding.reason if recorded else f"{finding.reason}; {outside}")
 
 
-def _refusal(adapter: Adapter, speculators: Installed, vllm: Installed, error: Exception) -> str:
+def refusal(adapter: Adapter, speculators: Installed, vllm: Installed, error: Exception) -> str:
+    """What to tell somebody whose speculators or vLLM has a shape that `adapter` does not know."""
     targets = ", ".join(f"{patch.module}.{patch.target}" for patch in adapter.patches)
     return (
         f"adapter {adapter.name} does not recognise what it is to adapt. Target: {targets}. "

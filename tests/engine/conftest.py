@@ -12,8 +12,10 @@ import pytest
 
 pytest.importorskip("vllm")
 
-import speculators_compat  # noqa: F401  the line that users add
-from tests.engine.support import Extractor
+pytest.register_assert_rewrite("tests.engine.support")
+
+import speculators_compat  # noqa: E402, F401  the line that users add
+from tests.engine.support import Extractor  # noqa: E402
 
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 # MLA has no CPU kernel; DeepSeek and Kimi run as multi-head attention there.

@@ -244,7 +244,7 @@ def test_a_state_that_is_missing_is_an_error(llama: Extractor) -> None:
 
         def forgetful() -> Any:
             captured = end()
-            next(iter(captured.prompts.values())).computed[7] = False
+            next(iter(captured.prompts.values())).computed[7] = 0
             del capture.end
             return captured
 
@@ -258,9 +258,14 @@ def test_a_state_that_is_missing_is_an_error(llama: Extractor) -> None:
 
 def test_a_prompt_that_does_not_fit_into_the_kv_cache(llama: Extractor, monkeypatch: pytest.MonkeyPatch) -> None:
     manager = llama.generator.scheduler.kv_cache_manager
-    monkeypatch.setattr(manager, "allocate_slots", lambda *args, **kwargs: None)
-    with pytest.raises(CaptureError, match="cannot be scheduled; the shortest, request req_.*, has 20 tokens"):
-        llama.generator.generate([prompt(30), prompt(20)])
+    allocate = manager.allocate_slots
+    monkeypatch.setattr(
+        manager,
+        "allocate_slots",
+        lambda request, *args, **kwargs: None if request.num_prompt_tokens > 25 else allocate(request, *args, **kwargs),
+    )
+    with pytest.raises(CaptureError, match="prompt 1 .* of 30 tokens cannot be scheduled, and holds up 1 others"):
+        llama.generator.generate([prompt(20), prompt(30), prompt(10)])
     monkeypatch.undo()
     llama.check([prompt(30)])
 

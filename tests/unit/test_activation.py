@@ -222,3 +222,77 @@ def test_the_switch_keeps_an_adapter_out(run_python: RunPython) -> None:
             + "assert Generator('m').generate([[1]])[1][0].ids == [1]"
         )
     )
+
+
+def test_installed_but_not_imported_it_changes_nothing(run_python: RunPython) -> None:
+    """vLLM loads the plugin in every process; only those whose parent has imported the package are concerned."""
+    ok(
+        run_python(
+            """
+import os, sys
+os.environ.pop("SPECULATORS_COMPAT_ACTIVE", None)
+from importlib.metadata import entry_points
+(plugin,) = (found for found in entry_points(group="vllm.general_plugins") if found.name == "speculators_compat")
+plugin.load()()
+assert "speculators_compat" not in sys.modules
+import speculators_compat
+speculators_compat.deactivate()
+plugin.load()()
+assert not speculators_compat.status().active
+"""
+        )
+    )
+
+
+def test_the_plugin_activates_where_the_parent_is_active(run_python: RunPython) -> None:
+    ok(
+        run_python(
+            """
+import subprocess, sys
+import speculators_compat
+child = "import sys, speculators_compat_plugin as p; p.register(); assert 'speculators_compat' in sys.modules"
+subprocess.run([sys.executable, "-c", child], check=True)
+"""
+        )
+    )
+
+
+def test_replacing_a_name_for_a_while_again_and_again_leaves_no_layers(run_python: RunPython) -> None:
+    ok(
+        run_python(
+            PREPARE
+            + CHECK
+            + """
+from unittest import mock
+from speculators_compat.activation import reseat
+from speculators.data_generation import vllm_hidden_states_generator as upstream
+import fake_vllm
+for _ in range(5):
+    with mock.patch.object(upstream, "Request", lambda ids: fake_vllm.Request(ids)):
+        reseat()
+        assert is_patched()
+    reseat()
+    assert is_patched()
+assert upstream.Request.__wrapped__ is fake_vllm.Request
+speculators_compat.deactivate()
+assert upstream.Request is fake_vllm.Request
+"""
+        )
+    )
+
+
+def test_dead_weak_references_do_not_matter(run_python: RunPython) -> None:
+    ok(
+        run_python(
+            PREPARE
+            + """
+import weakref
+class Thing: pass
+proxy = weakref.proxy(Thing())
+speculators_compat.deactivate()
+import speculators.data_generation
+speculators_compat.activate()
+assert speculators_compat.status().patched
+"""
+        )
+    )

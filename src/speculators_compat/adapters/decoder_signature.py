@@ -30,11 +30,12 @@ def set_up_taps(wrapped: Callable[..., Any], worker: Any, args: tuple[Any, ...],
     def set_up(layer_ids: Any) -> None:
         if (earlier := getattr(worker, "_capture", None)) is not None:
             earlier.close()
+        worker._layer_ids, worker._captured_states = frozenset(layer_ids), None  # which overrides may read
         runner = worker.model_runner
         config = worker.model_config
         layers = find_decoder_layers(runner.get_model(), config)
         hidden_size = config.hf_text_config.hidden_size
-        forms = learn_stream_forms(layers, hidden_size, lambda: runner._dummy_run(DUMMY_TOKENS))
+        forms, scale = learn_stream_forms(layers, hidden_size, lambda: runner._dummy_run(DUMMY_TOKENS))
         # All tensor-parallel ranks hold the same stream.
         targets = sorted(set(layer_ids)) if get_tp_group().rank_in_group == 0 else []
         worker._capture = Capture(
@@ -42,6 +43,7 @@ def set_up_taps(wrapped: Callable[..., Any], worker: Any, args: tuple[Any, ...],
             {index: layers[index] for index in targets},
             {index: forms[index] for index in targets},
             lambda rows: worker._store_captured_states(rows),
+            scale,
         )
 
     set_up(*args, **kwargs)
@@ -50,7 +52,10 @@ def set_up_taps(wrapped: Callable[..., Any], worker: Any, args: tuple[Any, ...],
 def begin_capture(wrapped: Callable[..., Any], worker: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Stand in for `_reset_capture()`."""
     if getattr(worker, "_capture", None) is None:
-        raise CaptureError("_reset_capture was called before _setup_hidden_states_capture")
+        raise CaptureError(
+            "no capture has been set up: _setup_hidden_states_capture was not called, or an override does not call super()"
+        )
+    worker._captured_states = None
     worker._capture.begin()
 
 
@@ -102,10 +107,14 @@ def _complete(captured: CapturedStates) -> dict[str, PromptStates]:
     if captured.failure is not None:
         raise CaptureError(f"hidden states could not be captured: {captured.failure}")
     extraction = current()
-    lengths = extraction.prompt_lengths if extraction is not None else {}
+    if extraction is None:
+        raise CaptureError(
+            "hidden states were asked for outside of generate(), so it is not known which prompts they belong to"
+        )
+    lengths = extraction.prompt_lengths
     for index, (request_id, length) in enumerate(lengths.items()):
         prompt = captured.prompts.get(request_id)
-        found = 0 if prompt is None else len(prompt.computed) - prompt.missing
+        found = 0 if prompt is None else sum(prompt.computed)
         if found != length:
             raise CaptureError(
                 f"prompt {index} (request {request_id}) has {length} tokens, but hidden states of {found} were captured; "

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import logging
 import signal
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 from speculators_compat.adapter import Adapter, Finding, generator_method, worker_method
+from speculators_compat.errors import CaptureError
 from speculators_compat.extraction import uninterrupted
 
 logger = logging.getLogger("speculators_compat")
 
+# Generators whose workers are in an unknown state.
+_broken: weakref.WeakSet[Any] = weakref.WeakSet()
+
 
 def generate_or_clean_up(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if instance in _broken:
+        raise CaptureError("the workers could not be cleaned up after an earlier generate() failed: build a new generator")
     try:
         return wrapped(*args, **kwargs)
     except BaseException:
         if hasattr(instance, "scheduler"):
-            uninterrupted(lambda: _clean_up(instance.scheduler, instance.executor))
+            uninterrupted(lambda: _clean_up(instance))
         raise
 
 
@@ -31,9 +38,10 @@ def build_or_shut_down(wrapped: Callable[..., Any], instance: Any, args: tuple[A
         raise
 
 
-def _clean_up(scheduler: Any, executor: Any) -> None:
+def _clean_up(generator: Any) -> None:
     from vllm.v1.request import RequestStatus
 
+    scheduler, executor = generator.scheduler, generator.executor
     if hasattr(scheduler, "forget_submitted"):
         scheduler.forget_submitted()
     try:
@@ -42,7 +50,9 @@ def _clean_up(scheduler: Any, executor: Any) -> None:
             executor.execute_model(scheduler.schedule())
         executor.collective_rpc("_reset_capture")
     except Exception as error:  # noqa: BLE001 - the caller has to see the exception that came first
-        logger.error("the workers could not be cleaned up after a failed generate(): %s. Build a new generator.", error)
+        logger.error("the workers could not be cleaned up after a failed generate(), and are shut down: %s", error)
+        _broken.add(generator)
+        executor.shutdown()
 
 
 def outliving_interrupts(wrapped: Callable[..., Any], worker: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

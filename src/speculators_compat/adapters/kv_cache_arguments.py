@@ -16,12 +16,11 @@ def without_specs(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, .
 
 
 def probe() -> Finding:
-    from speculators.data_generation import vllm_hidden_states_generator as generator
     from vllm.v1.core.kv_cache_utils import get_kv_cache_config_from_groups
 
     if accepts(get_kv_cache_config_from_groups, PARAMETER, "vllm.v1.core.kv_cache_utils.get_kv_cache_config_from_groups"):
         return Finding.intact(f"vLLM accepts {PARAMETER}")
-    if not mentions(vars(generator.VllmHiddenStatesGenerator)["__init__"], PARAMETER):
+    if not mentions("__init__", PARAMETER):
         return Finding.intact(f"speculators does not pass {PARAMETER}")
     return Finding.broken(f"speculators passes {PARAMETER}, which vLLM does not accept")
 

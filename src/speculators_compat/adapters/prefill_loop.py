@@ -67,11 +67,14 @@ class PrefillScheduler(Proxy):
 
 
 def _stalled(scheduler: Any) -> CaptureError:
-    request = min(scheduler.requests.values(), key=lambda request: request.num_prompt_tokens)
+    request = scheduler.waiting.peek_request() if scheduler.waiting else scheduler.running[0]
+    extraction = current()
+    order = list(extraction.prompt_lengths) if extraction is not None else []
+    index = order.index(request.request_id) if request.request_id in order else "?"
     config = scheduler.cache_config
     return CaptureError(
-        f"{len(scheduler.requests)} prompts cannot be scheduled; the shortest, request {request.request_id}, has "
-        f"{request.num_prompt_tokens} tokens. The KV cache holds {config.num_gpu_blocks} blocks of {config.block_size} "
+        f"prompt {index} (request {request.request_id}) of {request.num_prompt_tokens} tokens cannot be scheduled, and holds "
+        f"up {len(scheduler.requests) - 1} others. The KV cache holds {config.num_gpu_blocks} blocks of {config.block_size} "
         "tokens. Raise gpu_memory_utilization (on a CPU, VLLM_CPU_KVCACHE_SPACE), or cut the prompts (max_model_len)."
     )
 

@@ -6,22 +6,26 @@ from collections.abc import Callable
 from typing import Any
 
 from speculators_compat.adapter import Adapter, Finding, generator_method, mentions
+from speculators_compat.errors import CaptureError
 from speculators_compat.extraction import current
 
 
 def in_input_order(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     results = wrapped(*args, **kwargs)
     extraction = current()
-    if extraction is None or len(extraction.prompt_lengths) != len(results):
-        return results
-    by_request = dict(zip(sorted(extraction.prompt_lengths), results, strict=True))
-    return [by_request[request_id] for request_id in extraction.prompt_lengths]
+    lengths = extraction.prompt_lengths if extraction is not None else {}
+    by_request = dict(zip(sorted(lengths), results, strict=False))
+    in_order = [by_request[request_id] for request_id in lengths if request_id in by_request]
+    if [len(result["input_ids"]) for result in in_order] != list(lengths.values()) or len(results) != len(lengths):
+        raise CaptureError(
+            f"{len(results)} results cannot be matched with the {len(lengths)} prompts that were submitted; none are returned. "
+            "SPECULATORS_COMPAT_DISABLE=result_order leaves them in speculators' order, sorted by request id as text."
+        )
+    return in_order
 
 
 def probe() -> Finding:
-    from speculators.data_generation import vllm_hidden_states_generator as generator
-
-    if mentions(vars(generator.VllmHiddenStatesGenerator)["generate"], "sorted"):
+    if mentions("generate", "sorted"):
         return Finding.broken("speculators sorts request ids as text")
     return Finding.intact("speculators keeps the order of the input")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from speculators_compat.adapter import GENERATOR_CLASS, Adapter, Finding, accepts, generator_global, mentions
+from speculators_compat.adapter import Adapter, Finding, accepts, generator_global, mentions
 
 FIELD = "is_encoder_decoder"
 
@@ -17,12 +17,11 @@ def with_required_field(wrapped: Callable[..., Any], instance: Any, args: tuple[
 
 
 def probe() -> Finding:
-    from speculators.data_generation import vllm_hidden_states_generator as generator
     from vllm.config import SchedulerConfig
 
     if not accepts(SchedulerConfig, FIELD, "vllm.config.SchedulerConfig"):
         return Finding.intact(f"SchedulerConfig has no field {FIELD}")
-    if mentions(vars(getattr(generator, GENERATOR_CLASS))["_create_vllm_config"], FIELD):
+    if mentions("_create_vllm_config", FIELD):
         return Finding.intact(f"speculators passes {FIELD} itself")
     return Finding.broken(f"SchedulerConfig has a field {FIELD}, which speculators does not pass")
 

@@ -18,9 +18,8 @@ class TrustingAutoTokenizer(Proxy):
 
 
 def probe() -> Finding:
-    from speculators.data_generation import vllm_hidden_states_generator as generator
 
-    if not mentions(vars(generator.VllmHiddenStatesGenerator)["__init__"], "AutoTokenizer"):
+    if not mentions("__init__", "AutoTokenizer"):
         return Finding.intact("speculators' generator loads no tokenizer")
     return Finding.broken("speculators loads the tokenizer without trust_remote_code")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,14 +24,18 @@ def with_main_hidden(wrapped: Callable[..., Any], instance: Any, args: tuple[Any
 
 
 def _would_run_again(main: ModuleType) -> bool:
-    """Whether the statement of the main module that is being executed is not under an `if __name__ == ...`."""
-    frame: FrameType | None = sys._getframe()
+    """Whether the statement of the main module that the main thread is in is not under an `if __name__ == ...`."""
+    frame: FrameType | None = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None and not (frame.f_globals is vars(main) and frame.f_code.co_name == "<module>"):
         frame = frame.f_back
     path = getattr(main, "__file__", None)
     if frame is None or path is None:
         return False
-    for statement in ast.parse(Path(path).read_bytes()).body:
+    try:
+        statements = ast.parse(Path(path).read_bytes()).body
+    except (OSError, SyntaxError, ValueError):  # a compiled script, or one in an archive
+        return False
+    for statement in statements:
         if statement.lineno <= frame.f_lineno <= (statement.end_lineno or statement.lineno):
             return not (isinstance(statement, ast.If) and "__name__" in ast.unparse(statement.test))
     return False

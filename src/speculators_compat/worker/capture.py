@@ -7,12 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-
 from speculators_compat.errors import CaptureError
 from speculators_compat.worker.model_runner import RowSpan, rows_of_step
-from speculators_compat.worker.residual_stream import StreamForm, read_stream, stream_scale
+from speculators_compat.worker.residual_stream import StreamForm, read_stream
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -26,16 +23,11 @@ class PromptStates:
 
     Attributes:
         layers: One CPU tensor `[prompt_length, hidden_size]` per captured layer, in ascending layer order.
-        computed: Which token positions have been placed; bool `[prompt_length]`.
+        computed: One byte per token position, 1 where its states have been placed.
     """
 
     layers: list[Tensor]
-    computed: npt.NDArray[np.bool_]
-
-    @property
-    def missing(self) -> int:
-        """Number of positions without states."""
-        return int(np.count_nonzero(~self.computed))
+    computed: bytearray
 
 
 @dataclass
@@ -56,6 +48,7 @@ class Capture:
         model_runner: The worker's model runner; its `execute_model` is watched from now on.
         layers: The decoder layers to tap, by index; none on ranks that do not capture.
         forms: How each of them returns the residual stream.
+        scale: What states are multiplied by, to undo a scaling of the stream within the model.
         store: Called after each forward pass with one tensor `[rows, hidden_size]` per layer, in ascending layer order.
     """
 
@@ -65,10 +58,11 @@ class Capture:
         layers: Mapping[int, nn.Module],
         forms: Mapping[int, StreamForm],
         store: Callable[[list[Tensor]], None],
+        scale: float = 1.0,
     ) -> None:
         self.model_runner = model_runner
         self.forms = forms
-        self.scales = {index: stream_scale(layer, model_runner.model_config.dtype) for index, layer in layers.items()}
+        self.scale = scale
         self.store = store
         self.scheduler_output: Any = None
         self.spans: Sequence[RowSpan] = ()
@@ -121,7 +115,14 @@ class Capture:
         if index in self.states:
             raise CaptureError(f"decoder layer {index} ran twice in one step")
         state = read_stream(self.forms[index], output)
-        self.states[index] = state.mul_(scale) if (scale := self.scales[index]) != 1 else state
+        if (scale := self.scale) != 1:
+            state.mul_(scale)
+            if not state.isfinite().all():
+                raise CaptureError(
+                    f"the state of decoder layer {index} does not fit into float16: the model runs scaled down by {scale}. "
+                    "Run it in bfloat16."
+                )
+        self.states[index] = state
 
     def place(self, rows: Sequence[Tensor]) -> None:
         """Put the rows of the step that has just run where they belong.
@@ -148,14 +149,14 @@ class Capture:
             if prompt is None:
                 prompt = captured.prompts[span.request_id] = PromptStates(
                     [torch.empty((span.prompt_length, *layer.shape[1:]), dtype=layer.dtype) for layer in on_host],
-                    np.zeros(span.prompt_length, dtype=np.bool_),
+                    bytearray(span.prompt_length),
                 )
             end = min(span.position + span.count, span.prompt_length)
             if (count := end - span.position) <= 0:
                 continue
             for target, layer in zip(prompt.layers, on_host, strict=True):
                 target[span.position : end] = layer[span.row : span.row + count]
-            prompt.computed[span.position : end] = True
+            prompt.computed[span.position : end] = b"\x01" * count
 
     def _guarded(self, action: Callable[[], None]) -> None:
         try:

@@ -47,19 +47,9 @@ def read_stream(form: StreamForm, output: Any) -> Tensor:
     return (output if form is StreamForm.ALONE and not isinstance(output, tuple) else output[0]).clone()  # type: ignore[no-any-return]
 
 
-def stream_scale(layer: nn.Module, dtype: Any) -> float:
-    """What a state has to be multiplied by to undo a layer's own scaling of the residual stream.
-
-    DeepSeek's layers divide the stream by `routed_scaling_factor` in float16, against overflow
-    (vllm/model_executor/models/deepseek_v2.py, DeepseekV2DecoderLayer.forward); norms do not mind, but states would differ.
-    """
-    import torch
-
-    factor = getattr(layer, "routed_scaling_factor", None)
-    return float(factor) if dtype == torch.float16 and factor is not None else 1.0
-
-
-def learn_stream_forms(layers: Sequence[nn.Module], hidden_size: int, run_forward: Callable[[], Any]) -> list[StreamForm]:
+def learn_stream_forms(
+    layers: Sequence[nn.Module], hidden_size: int, run_forward: Callable[[], Any]
+) -> tuple[list[StreamForm], float]:
     """Find out how each decoder layer returns the residual stream.
 
     Args:
@@ -68,7 +58,7 @@ def learn_stream_forms(layers: Sequence[nn.Module], hidden_size: int, run_forwar
         run_forward: Runs the model once on a dummy batch, without attention metadata.
 
     Returns:
-        One form per layer.
+        One form per layer, and what states have to be multiplied by to undo a scaling of the stream by its first layer.
 
     Raises:
         ModelError: If a layer returns something else, or it cannot be told how.
@@ -81,7 +71,7 @@ def learn_stream_forms(layers: Sequence[nn.Module], hidden_size: int, run_forwar
             stack.callback(layer.register_forward_pre_hook(observer.before(index), with_kwargs=True).remove)
             stack.callback(layer.register_forward_hook(observer.after(index)).remove)
         run_forward()
-    return [observer.form(index) for index in range(len(layers))]
+    return [observer.form(index) for index in range(len(layers))], observer.scale
 
 
 def _zeroed(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
@@ -101,6 +91,7 @@ class _Observer:
         self.outputs: dict[int, Any] = {}
         self.form_of_class: dict[type, StreamForm] = {}
         self.asking = False
+        self.scale = 1.0
 
     def after(self, index: int) -> Callable[..., None]:
         def hook(layer: nn.Module, args: Any, output: Any) -> None:
@@ -111,6 +102,13 @@ class _Observer:
 
     def before(self, index: int) -> Callable[..., None]:
         def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if index == 0 and not self.asking:
+                self.asking = True
+                try:
+                    self.scale = _scale(layer, args, kwargs)
+                finally:
+                    self.asking = False
+                return
             producer = type(self.layers[index - 1])
             parts = _parts(self.outputs.get(index - 1))
             if self.asking or parts is None or producer in self.form_of_class:
@@ -151,6 +149,46 @@ def _parts(output: Any) -> tuple[Tensor, Tensor] | None:
         case (Tensor() as hidden, Tensor() as residual, *_) if hidden.shape == residual.shape:
             return hidden, residual
     return None
+
+
+def _scale(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
+    """What a state has to be multiplied by to undo the first layer's scaling of the stream that enters it.
+
+    In float16, DeepSeek's layers divide the stream by `routed_scaling_factor`, against overflow
+    (vllm/model_executor/models/deepseek_v2.py, DeepseekV2DecoderLayer.forward); norms do not mind, but states would differ.
+    Other layers have the attribute and do not divide. So a stream is sent through with attention and MLP zeroed.
+
+    Raises:
+        ModelError: If what comes out is neither that stream nor it divided by the factor.
+    """
+    import torch
+
+    factor = getattr(layer, "routed_scaling_factor", None)
+    inputs = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor) and value.is_floating_point()]
+    if factor in (None, 1) or not inputs or inputs[0].dtype != torch.float16:
+        return 1.0
+    generator = torch.Generator().manual_seed(0)
+    stream = torch.randn(inputs[0].shape, generator=generator).to(inputs[0])
+
+    def fresh(value: Any) -> Any:
+        return stream.clone() if value is inputs[0] else value
+
+    zeroed = layer.mlp.register_forward_hook(_zeroed, with_kwargs=True)
+    try:
+        with forward_context_kept():
+            output = layer.forward(*map(fresh, args), **{name: fresh(value) for name, value in kwargs.items()})
+    finally:
+        zeroed.remove()
+    parts = _parts(output)
+    left = (output if parts is None else parts[0] + parts[1]).float()
+    ratio = float((left * stream.float()).sum() / stream.float().square().sum())
+    for scale in (1.0, float(factor)):
+        if abs(ratio * scale - 1) < UNCHANGED:
+            return scale
+    raise ModelError(
+        f"{type(layer).__name__} scales the residual stream by {ratio:.4f} in float16; expected 1 or 1 / {factor}. "
+        "Run the model in bfloat16."
+    )
 
 
 def _reads(layer: nn.Module, hidden: Tensor, residual: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
