@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata, util
+from itertools import chain
 from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
@@ -75,21 +76,29 @@ def detect(module: str) -> Installed:
     if spec is None:
         return Installed(module, None, None)
     origin = Path(spec.origin) if spec.origin else None
-    found = next(_providers(module, origin), None)
+    found = _provider(module, origin)
     override = os.environ.get(f"SPECULATORS_COMPAT_{module.upper()}_VERSION")
     reported = override or (found.version if found else _version_in_source(origin)) or "unknown"
     return Installed(module, found.metadata["Name"] if found else None, reported, overridden=bool(override))
 
 
-def _providers(module: str, origin: Path | None) -> Iterator[metadata.Distribution]:
-    """Distributions that provide `module`, the one whose files are at `origin` first."""
-    named_alike = [found for found in metadata.distributions() if (found.metadata["Name"] or "").lower().startswith(module)]
-    yield from sorted(
-        (found for found in named_alike if _provides(found, module)),
-        key=lambda found: origin is None or Path(str(found.locate_file(f"{module}/__init__.py"))) != origin,
-    )
+def _provider(module: str, origin: Path | None) -> metadata.Distribution | None:
+    """The distribution that the file at `origin` belongs to; others that provide `module` may be further down the path."""
+    for found in chain(_named_alike(module), _named_otherwise(module)):
+        if origin is None or Path(str(found.locate_file(f"{module}/__init__.py"))).resolve() == origin.resolve():
+            return found
+    return None
+
+
+def _named_alike(module: str) -> Iterator[metadata.Distribution]:
+    for found in metadata.distributions():
+        if (found.metadata["Name"] or "").lower().startswith(module) and _provides(found, module):
+            yield found
+
+
+def _named_otherwise(module: str) -> Iterator[metadata.Distribution]:
     for name in metadata.packages_distributions().get(module, ()):
-        yield metadata.distribution(name)
+        yield from metadata.distributions(name=name)
 
 
 def _provides(found: metadata.Distribution, module: str) -> bool:

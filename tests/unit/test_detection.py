@@ -40,6 +40,22 @@ def test_any_distribution_that_provides_the_import(install: Install, distributio
     assert "vllm" not in sys.modules
 
 
+def test_the_first_on_the_path_counts_and_not_another_further_down(
+    install: Install, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    install("acme-inference", "0.16.0")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(elsewhere)])
+    (elsewhere / "vllm").mkdir()
+    (elsewhere / "vllm" / "__init__.py").touch()
+    info = elsewhere / "vllm-0.11.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.11.0\n")
+    (info / "RECORD").write_text("vllm/__init__.py,,\n")
+    found = detect("vllm")
+    assert (found.distribution, found.reported) == ("acme-inference", "0.16.0")
+
+
 @pytest.mark.parametrize(
     ("reported", "release"),
     [
