@@ -17,9 +17,11 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
+    CohereConfig,
     DeepseekV3Config,
     GptOssConfig,
     LlamaConfig,
+    Olmo2Config,
     PretrainedConfig,
     PreTrainedTokenizerFast,
     Qwen2Config,
@@ -122,6 +124,16 @@ def _qwen2() -> PretrainedConfig:
 
 def _qwen3() -> PretrainedConfig:
     return Qwen3Config(num_attention_heads=4, num_key_value_heads=2, head_dim=32, **COMMON)
+
+
+def _cohere() -> PretrainedConfig:
+    """Attention and MLP side by side; vLLM's layer returns the stream beside a residual that nobody reads."""
+    return CohereConfig(num_attention_heads=4, num_key_value_heads=2, **COMMON | dict(tie_word_embeddings=True))
+
+
+def _olmo2() -> PretrainedConfig:
+    """Norms after attention and MLP; vLLM's layer returns the stream alone."""
+    return Olmo2Config(num_attention_heads=4, num_key_value_heads=4, **COMMON)
 
 
 def _gpt_oss() -> PretrainedConfig:
@@ -284,6 +296,8 @@ RECIPES = {
     "qwen2": Recipe(_qwen2),
     "qwen3": Recipe(_qwen3),
     "gpt_oss": Recipe(_gpt_oss),
+    "cohere": Recipe(_cohere),
+    "olmo2": Recipe(_olmo2),
     "deepseek_v3": Recipe(_deepseek_v3),
     "kimi_k25": Recipe(_deepseek_v3, _wrap_as_kimi),
 }

@@ -12,7 +12,7 @@ SHARED = prompt(40, seed=7)
 BATCH = [SHARED + prompt(3), SHARED + prompt(7), prompt(1), *(prompt(300 + seed, seed) for seed in range(40))]
 
 
-@pytest.mark.parametrize("name", ["qwen2", "qwen3", "gpt_oss", "deepseek_v3", "kimi_k25"])
+@pytest.mark.parametrize("name", ["qwen2", "qwen3", "gpt_oss", "olmo2", "cohere", "deepseek_v3", "kimi_k25"])
 def test_states_are_right(checkpoints: Path, name: str) -> None:
     with Extractor(checkpoints, name) as extractor:
         extractor.check(BATCH)

@@ -85,40 +85,31 @@ def _zeroed(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], ou
 
 
 class _Observer:
+    """Hooks for one forward pass. Layers are asked through their `forward`, which calls no hooks on the layers themselves."""
+
     def __init__(self, layers: Sequence[nn.Module], hidden_size: int) -> None:
         self.layers = layers
         self.hidden_size = hidden_size
         self.outputs: dict[int, Any] = {}
         self.form_of_class: dict[type, StreamForm] = {}
-        self.asking = False
         self.scale = 1.0
 
     def after(self, index: int) -> Callable[..., None]:
         def hook(layer: nn.Module, args: Any, output: Any) -> None:
-            if not self.asking:
-                self.outputs[index] = output
+            self.outputs[index] = output
 
         return hook
 
     def before(self, index: int) -> Callable[..., None]:
         def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if index == 0 and not self.asking:
-                self.asking = True
-                try:
-                    self.scale = _scale(layer, args, kwargs)
-                finally:
-                    self.asking = False
+            if index == 0:
+                self.scale = _scale(layer, args, kwargs)
                 return
             producer = type(self.layers[index - 1])
             parts = _parts(self.outputs.get(index - 1))
-            if self.asking or parts is None or producer in self.form_of_class:
-                return
-            self.asking = True
-            try:
+            if parts is not None and producer not in self.form_of_class:
                 reads = _reads(layer, *parts, args, kwargs)
-            finally:
-                self.asking = False
-            self.form_of_class[producer] = StreamForm.PARTS if reads else StreamForm.FIRST
+                self.form_of_class[producer] = StreamForm.PARTS if reads else StreamForm.FIRST
 
         return hook
 
