@@ -27,6 +27,29 @@ def test_a_script_without_a_main_guard(checkpoints: Path) -> None:
     assert "RIGHT" in process.stdout, process.stderr[-4000:]
 
 
+def test_built_in_a_background_thread_without_a_main_guard(checkpoints: Path) -> None:
+    source = """
+        import speculators_compat
+        import sys, threading
+        from pathlib import Path
+        from tests.engine.support import Extractor, prompt
+
+        print("THE SCRIPT RUNS")
+
+        def extract():
+            with Extractor(Path(sys.argv[1]), "llama") as extractor:
+                extractor.check([prompt(20)])
+            print("RIGHT")
+
+        thread = threading.Thread(target=extract)
+        thread.start()
+        thread.join()
+    """
+    process = run_script(source, str(checkpoints))
+    assert process.stdout.count("THE SCRIPT RUNS") == 1
+    assert "RIGHT" in process.stdout, process.stderr[-4000:]
+
+
 def test_without_the_adapter_the_script_is_run_again(checkpoints: Path) -> None:
     process = run_script(UNGUARDED, str(checkpoints), SPECULATORS_COMPAT_DISABLE="unguarded_main")
     output = process.stdout + process.stderr
