@@ -77,7 +77,7 @@ def main() -> None:
     os.environ.setdefault("VLLM_MLA_DISABLE", "1")
     console = Console()
     table = Table(title="Hidden states, and their largest deviation from Hugging Face in float32")
-    for column in ("model", "files", "tokens", "layers", "deviation", "bfloat16's own", "trainer reads"):
+    for column in ("model", "files", "tokens", "layers", "deviation", "of bf16", "read as"):
         table.add_column(column, no_wrap=True)
     failed = False
     for name in ("llama", "kimi_k25"):
