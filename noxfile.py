@@ -30,8 +30,7 @@ def install_engine(session: nox.Session, speculators: str) -> None:
         "--constraint", str(CONSTRAINTS), "--override", str(overrides), VLLM, TRANSFORMERS, f"speculators=={speculators}"
     )
     session.install(*TEST_TOOLS)
-    session.install("--no-deps", ".")
-    session.install("wrapt", "packaging")
+    session.install(".")
 
 
 @nox.session

@@ -147,7 +147,7 @@ def mentions(method: str, word: str) -> bool:
     spec = importlib.util.find_spec(GENERATOR_MODULE)
     loader: Any = spec.loader if spec is not None else None
     module: CodeType | None = loader.get_code(GENERATOR_MODULE) if hasattr(loader, "get_code") else None
-    path = ("VllmHiddenStatesGenerator", method)
+    path = (GENERATOR_CLASS, method)
     for name in path:
         nested = [code for code in (module.co_consts if module else ()) if isinstance(code, CodeType)]
         module = next((code for code in nested if code.co_name == name), None)

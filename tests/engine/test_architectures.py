@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import SHARED
 from tests.engine.support import Extractor, prompt
 
-SHARED = prompt(40, seed=7)
 BATCH = [SHARED + prompt(3), SHARED + prompt(7), prompt(1), *(prompt(300 + seed, seed) for seed in range(40))]
 
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
 from speculators_compat.adapter import Adapter, Finding, generator_method
 from speculators_compat.prompts import check_layer_ids, normalize_prompts
-
-logger = logging.getLogger("speculators_compat")
 
 
 def with_checked_layers(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
