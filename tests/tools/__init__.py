@@ -1,0 +1,1 @@
+"""Tests of the commands that run on what is already there: no vLLM."""
