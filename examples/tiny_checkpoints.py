@@ -181,7 +181,7 @@ def _deepseek_v3() -> PretrainedConfig:
     config = DeepseekV3Config(
         num_attention_heads=4,
         num_key_value_heads=4,
-        moe_intermediate_size=32,
+        moe_intermediate_size=128,
         n_routed_experts=4,
         num_experts_per_tok=4,
         n_shared_experts=1,
@@ -267,6 +267,13 @@ def _wrap_as_kimi(directory: Path) -> None:
         {
             "image_processor_type": "TinyKimiImageProcessor",
             "auto_map": {"AutoImageProcessor": "image_processing_tiny_kimi.TinyKimiImageProcessor"},
+            "media_proc_cfg": {
+                "patch_size": 14,
+                "merge_kernel_size": 2,
+                "temporal_merge_kernel_size": 4,
+                "image_mean": [0.5, 0.5, 0.5],
+                "image_std": [0.5, 0.5, 0.5],
+            },
         },
     )
     tokenizer_config = _read(directory / "tokenizer_config.json")

@@ -15,6 +15,7 @@ from speculators_compat.errors import (
     LayerError,
     ModelError,
     PromptError,
+    RemovedError,
     SpeculatorsCompatError,
     SwitchError,
 )
@@ -22,6 +23,16 @@ from speculators_compat.errors import (
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from speculators_compat.activation import Status, activate, deactivate, status
+else:
+
+    def __getattr__(name: str) -> object:
+        """Import the rest of the public names when they are first used: importing the package stays cheap."""
+        if name in __all__:
+            from speculators_compat import activation
+
+            return getattr(activation, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "CaptureError",
@@ -30,6 +41,7 @@ __all__ = [
     "LayerError",
     "ModelError",
     "PromptError",
+    "RemovedError",
     "SpeculatorsCompatError",
     "Status",
     "SwitchError",
@@ -38,15 +50,6 @@ __all__ = [
     "deactivate",
     "status",
 ]
-
-
-def __getattr__(name: str) -> object:
-    """Import the rest of the public names when they are first used: importing the package stays cheap."""
-    if name in __all__:
-        from speculators_compat import activation
-
-        return getattr(activation, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 if import_hooks.GENERATOR_MODULE in sys.modules or "SPECULATORS_COMPAT_DISABLE" in os.environ:

@@ -9,21 +9,28 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from speculators_compat import import_hooks
-from speculators_compat.adapter import warn_once
 from speculators_compat.adapters import fork_safety
-from speculators_compat.errors import ContractError
+from speculators_compat.errors import ContractError, RemovedError
 
 if TYPE_CHECKING:
+    from importlib.abc import Loader
+
     from speculators_compat.detection import Installed
     from speculators_compat.patching import AppliedPatch
     from speculators_compat.plan import Decision
 
 logger = logging.getLogger("speculators_compat")
 
+REMOVED = (
+    "speculators 0.5.0 removed VllmHiddenStatesGenerator. Either install speculators==0.4.0.1, with which speculators_compat "
+    "runs it, or extract hidden states as speculators does since: from a vLLM server (vLLM 0.18 or newer) that is started for "
+    "it, through speculators.data_generation.vllm_client."
+)
 DISABLE_VARIABLE = "SPECULATORS_COMPAT_DISABLE"
 
 
@@ -64,6 +71,7 @@ class _Activation:
     decisions: tuple[Decision, ...] = ()
     applied: list[AppliedPatch] = field(default_factory=list)
     planning: bool = False
+    said: set[str] = field(default_factory=set)
 
 
 _state: _Activation = globals().get("_state") or _Activation()
@@ -80,10 +88,10 @@ def activate() -> None:
             Nothing stays patched then.
     """
     with _state.lock:
-        switched_off = _switched_off()
+        unwanted = switched_off()
         if import_hooks.is_watching():
             return
-        if fork_safety.NAME not in switched_off:
+        if fork_safety.NAME not in unwanted:
             fork_safety.keep_cuda_query_fork_safe()
         import_hooks.watch()
         generator = sys.modules.get(import_hooks.GENERATOR_MODULE)
@@ -97,7 +105,10 @@ def activate() -> None:
 
 
 def deactivate() -> None:
-    """Restore every original and stop watching for imports. Workers that are running keep what they started with."""
+    """Restore every original and stop watching for imports.
+
+    Workers that are running keep what they started with, and speculators keeps what it needed to be imported (`Preparation`).
+    """
     with _state.lock:
         import_hooks.stop_watching()
         _undo()
@@ -119,7 +130,18 @@ def status() -> Status:
         )
 
 
-def _switched_off() -> tuple[str, ...]:
+def _log_once(level: int, message: str) -> None:
+    if message not in _state.said:
+        _state.said.add(message)
+        logger.log(level, message)
+
+
+def switched_off() -> tuple[str, ...]:
+    """The adapters that the user does not want.
+
+    Raises:
+        SwitchError: If `SPECULATORS_COMPAT_DISABLE` names an adapter that does not exist.
+    """
     names = tuple(filter(None, (name.strip() for name in os.environ.get(DISABLE_VARIABLE, "").split(","))))
     if names:
         from speculators_compat.plan import check_switches
@@ -127,6 +149,64 @@ def _switched_off() -> tuple[str, ...]:
 
         check_switches(ADAPTERS, names)
     return names
+
+
+def execute(module: ModuleType, loader: Loader) -> None:
+    """Execute one of upstream's modules with what it needs in place, and adapt it.
+
+    Raises:
+        ContractError: If speculators imports something that the installed vLLM does not have, or an adapter does not
+            recognise what it is to adapt.
+    """
+    prepare(module.__name__)
+    if module.__name__ == import_hooks.SPECULATORS:
+        loader.exec_module(module)
+        return
+    try:
+        loader.exec_module(module)
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] != "vllm" or find_spec("vllm") is None:
+            raise
+        explained = ContractError(_explained(error))
+        logger.error("%s", explained)
+        raise explained from error
+    adapt(module)
+
+
+def prepare(module: str) -> None:
+    """Put right what one of upstream's modules needs to be executed at all, in the releases of speculators that need it."""
+    from speculators_compat.detection import detect
+    from speculators_compat.registry import ADAPTERS
+
+    unwanted, speculators = switched_off(), detect("speculators")
+    for adapter in ADAPTERS:
+        if adapter.name in unwanted or speculators.within(adapter.speculators) is False:
+            continue
+        for preparation in adapter.preparations:
+            if preparation.module == module:
+                preparation.action()
+
+
+def _explained(error: ImportError) -> str:
+    from speculators_compat.detection import detect
+    from speculators_compat.plan import TESTED
+
+    speculators, vllm = detect("speculators"), detect("vllm")
+    return f"{speculators} imports what {vllm} does not have: {error}. Tested: {TESTED}. Install a tested pair."
+
+
+def say_that_it_is_removed(module: str) -> None:
+    """Tell the importer of a module of upstream's that nobody finds why that is.
+
+    Raises:
+        RemovedError: If the installed speculators has no generator any more.
+    """
+    from speculators_compat.detection import detect
+
+    speculators = detect("speculators")
+    if speculators.within("<0.5.0"):
+        return
+    raise RemovedError(f"{module} is not in {speculators}: {REMOVED}", name=import_hooks.GENERATOR_MODULE)
 
 
 def adapt(module: ModuleType) -> None:
@@ -146,8 +226,8 @@ def adapt(module: ModuleType) -> None:
         try:
             speculators, vllm = detect("speculators"), detect("vllm")
             if warning := untested_warning(speculators, vllm):
-                warn_once(logger, warning)
-            decisions = make_plan(ADAPTERS, speculators, vllm, _switched_off())
+                _log_once(logging.WARNING, warning)
+            decisions = make_plan(ADAPTERS, speculators, vllm, switched_off())
             if refused := [decision for decision in decisions if decision.state is State.REFUSED]:
                 error = ContractError("\n".join(decision.reason for decision in refused))
                 # An importer that swallows exceptions would switch the feature off unseen.
@@ -157,7 +237,7 @@ def adapt(module: ModuleType) -> None:
             _apply([decision for decision in decisions if decision.state is State.APPLIED], speculators, vllm)
             _state.decisions = tuple(decisions)
             names = ", ".join(d.adapter.name for d in decisions if d.state is State.APPLIED)
-            logger.info("%s on %s: applied %s", speculators, vllm, names)
+            _log_once(logging.INFO, f"{speculators} on {vllm}: applied {names}")
         finally:
             _state.planning = False
 
@@ -211,8 +291,8 @@ def _say_what_came_too_late(module: ModuleType) -> None:
     ]
     held = [f"{live} generator(s) built before, which have to be built again"] if live else []
     held += [f"{name}, which is not patched itself" for name in overriding]
-    warn_once(
-        logger,
+    _log_once(
+        logging.WARNING,
         f"speculators_compat was imported after {module.__name__}, which has been patched in place. "
         f"Still holding what was there before: {'; '.join(held) or 'nothing'}.",
     )

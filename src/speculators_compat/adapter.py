@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -46,6 +45,19 @@ class Patch:
 
     def __str__(self) -> str:
         return f"{self.module}.{self.target}"
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What one of upstream's modules needs before it can be executed.
+
+    Attributes:
+        module: `SPECULATORS`, `GENERATOR_MODULE` or `WORKER_MODULE`.
+        action: Called each time before the module is executed; must not mind being called again.
+    """
+
+    module: str
+    action: Callable[[], None]
 
 
 def generator_global(name: str, wrapper: Wrapper) -> Patch:
@@ -105,6 +117,7 @@ class Adapter:
         removable_when: What has to be true before the adapter can be deleted.
         probe: Looks at the real symbols; raises `ContractError` where it does not recognise them.
         patches: What is put in front of which name.
+        preparations: What is put right before one of upstream's modules is executed.
     """
 
     name: str
@@ -115,7 +128,8 @@ class Adapter:
     broken_by: str
     removable_when: str
     probe: Callable[[], Finding]
-    patches: tuple[Patch, ...]
+    patches: tuple[Patch, ...] = ()
+    preparations: tuple[Preparation, ...] = ()
 
 
 def parameters(function: Callable[..., Any], name: str) -> dict[str, inspect.Parameter]:
@@ -134,6 +148,22 @@ def accepts(function: Callable[..., Any], parameter: str, name: str) -> bool:
     """Whether `function` can be called with the keyword `parameter`."""
     known = parameters(function, name)
     return parameter in known or any(p.kind is p.VAR_KEYWORD for p in known.values())
+
+
+def require(holder: Any, where: str, *names: str) -> None:
+    """See that a real vLLM or speculators module or class has what an adapter builds on.
+
+    Args:
+        holder: The module or class.
+        where: What it is called in the message.
+        names: Its attributes.
+
+    Raises:
+        ContractError: If one is missing.
+    """
+    for name in names:
+        if not hasattr(holder, name):
+            raise ContractError(f"{where} has no {name}")
 
 
 def mentions(method: str, word: str) -> bool:
@@ -171,13 +201,3 @@ def _words(code: CodeType) -> set[str]:
         elif isinstance(constant, tuple):
             words.update(word for word in constant if isinstance(word, str))
     return words
-
-
-_said: set[str] = set()
-
-
-def warn_once(logger: logging.Logger, message: str) -> None:
-    """Log a warning, once per process and text."""
-    if message not in _said:
-        _said.add(message)
-        logger.warning(message)

@@ -73,10 +73,10 @@ def detect(module: str) -> Installed:
         What is installed; `reported` is None where the import would fail.
     """
     spec = util.find_spec(module)
-    if spec is None:
+    origin = Path(spec.origin) if spec is not None and spec.origin else None
+    found = _provider(module, origin) if spec is not None else None
+    if origin is None and found is None:  # nothing, or a folder that happens to be called so
         return Installed(module, None, None)
-    origin = Path(spec.origin) if spec.origin else None
-    found = _provider(module, origin)
     override = os.environ.get(f"SPECULATORS_COMPAT_{module.upper()}_VERSION")
     reported = override or (found.version if found else _version_in_source(origin)) or "unknown"
     return Installed(module, found.metadata["Name"] if found else None, reported, overridden=bool(override))

@@ -11,6 +11,10 @@ class ContractError(SpeculatorsCompatError):
     """A symbol of speculators or vLLM is missing or has a shape that no adapter knows."""
 
 
+class RemovedError(SpeculatorsCompatError, ModuleNotFoundError):
+    """The installed speculators no longer has `VllmHiddenStatesGenerator`."""
+
+
 class SwitchError(SpeculatorsCompatError, ValueError):
     """An environment switch names something that does not exist."""
 

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from speculators_compat.activation import reseat
 from speculators_compat.adapter import generator_global, generator_method
 from speculators_compat.patching import Proxy, proxied
+from speculators_compat.progress import Progress
 
 logger = logging.getLogger("speculators_compat")
 T = TypeVar("T")
@@ -28,11 +29,13 @@ class Extraction:
     Attributes:
         generator: The instance of `VllmHiddenStatesGenerator`.
         prompt_lengths: Tokens of each prompt by request id, in input order; filled as requests are submitted.
+        progress: Counts the tokens of this call.
         stop: Set when the caller has been interrupted: no further step is to be started.
     """
 
     generator: Any
     prompt_lengths: dict[str, int] = field(default_factory=dict)
+    progress: Progress = field(default_factory=Progress)
     stop: threading.Event = field(default_factory=threading.Event)
 
 
@@ -103,10 +106,28 @@ def uninterrupted(call: Callable[[], T]) -> T:
 
 
 class UninterruptedExecutor(Proxy):
-    """An executor whose calls to the workers always read the reply that belongs to them."""
+    """An executor whose calls to the workers always read the reply that belongs to them, and whose errors hold nothing.
+
+    vLLM's future holds the error of a call, and the error's traceback the future and the executor. Where the garbage collector
+    finds that cycle, it closes ZMQ contexts before their sockets, and waits for ever. So vLLM's part of the traceback is cut.
+    """
 
     def collective_rpc(self, *args: Any, **kwargs: Any) -> Any:
-        return uninterrupted(lambda: self.__wrapped__.collective_rpc(*args, **kwargs))
+        return _cutting_the_traceback(lambda: uninterrupted(lambda: self.__wrapped__.collective_rpc(*args, **kwargs)))
+
+    def execute_model(self, *args: Any, **kwargs: Any) -> Any:
+        return _cutting_the_traceback(lambda: self.__wrapped__.execute_model(*args, **kwargs))
+
+    def initialize_from_config(self, *args: Any, **kwargs: Any) -> Any:
+        return _cutting_the_traceback(lambda: self.__wrapped__.initialize_from_config(*args, **kwargs))
+
+
+def _cutting_the_traceback(call: Callable[[], T]) -> T:
+    try:
+        return call()
+    except Exception as error:
+        logger.debug("a call to the workers failed", exc_info=True)
+        raise error.with_traceback(None)  # noqa: B904 - the same error
 
 
 class SubmissionRecorder(Proxy):
@@ -124,7 +145,7 @@ def _build(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kw
 
 
 def _generate(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    with _locks.setdefault(instance, threading.RLock()), _extraction(instance):
+    with _locks.setdefault(instance, threading.RLock()), _extraction(instance) as extraction, extraction.progress:
         return wrapped(*args, **kwargs)
 
 

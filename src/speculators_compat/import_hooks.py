@@ -1,4 +1,4 @@
-"""Calls a function each time one of upstream's modules has been executed.
+"""Stands beside the import of upstream's modules: before one is executed, after it, and where one is not to be found.
 
 wrapt has post-import hooks too, but they fire once per process: `importlib.reload()`, and an import after a removal from
 `sys.modules`, would silently give back an unpatched module. This module is what importing the package costs, so it imports
@@ -12,23 +12,24 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from importlib.abc import Loader
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
+SPECULATORS = "speculators"
 GENERATOR_MODULE = "speculators.data_generation.vllm_hidden_states_generator"
 WORKER_MODULE = "speculators.data_generation.custom_worker"
+# What `from speculators.data_generation import VllmHiddenStatesGenerator` looks for, once the package has no such class.
+REMOVED_CLASS = "speculators.data_generation.VllmHiddenStatesGenerator"
 # speculators_compat_plugin looks for it in vLLM's processes.
 ACTIVE_VARIABLE = "SPECULATORS_COMPAT_ACTIVE"
 
 
-class PostImportFinder:
-    """Lets the other finders find a module of `names`, and calls `hook` when its loader has executed it."""
+class UpstreamFinder:
+    """Lets the other finders find upstream's modules, and `speculators_compat.activation` execute them."""
 
-    def __init__(self, hook: Callable[[ModuleType], None], names: frozenset[str]) -> None:
-        self.hook = hook
-        self.names = names
+    names = frozenset({SPECULATORS, GENERATOR_MODULE, WORKER_MODULE, REMOVED_CLASS})
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if fullname not in self.names:
@@ -39,36 +40,37 @@ class PostImportFinder:
             spec = finder.find_spec(fullname, path, target)
             if spec is not None:
                 if spec.loader is not None:
-                    spec.loader = PostImportLoader(spec.loader, self.hook)  # type: ignore[assignment]
+                    spec.loader = UpstreamLoader(spec.loader)  # type: ignore[assignment]
                 return spec
+        if fullname != SPECULATORS:
+            from speculators_compat.activation import say_that_it_is_removed
+
+            say_that_it_is_removed(fullname)
         return None
 
 
-class PostImportLoader:
-    """Executes a module with its own loader, gives that loader back to it, and calls `hook`."""
+class UpstreamLoader:
+    """Has a module executed by its own loader, and gives that loader back to it; before that, answers as that loader does."""
 
-    def __init__(self, loader: Loader, hook: Callable[[ModuleType], None]) -> None:
+    def __init__(self, loader: Loader) -> None:
         self.loader = loader
-        self.hook = hook
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.loader, name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self.loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
+        from speculators_compat.activation import execute
+
         module.__loader__ = self.loader
         if module.__spec__ is not None:
             module.__spec__.loader = self.loader
-        self.loader.exec_module(module)
-        self.hook(module)
+        execute(module, self.loader)
 
 
-def _adapt(module: ModuleType) -> None:
-    from speculators_compat.activation import adapt
-
-    adapt(module)
-
-
-finder = PostImportFinder(_adapt, frozenset({GENERATOR_MODULE, WORKER_MODULE}))
+finder = UpstreamFinder()
 
 
 def is_watching() -> bool:

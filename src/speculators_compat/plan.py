@@ -10,9 +10,9 @@ from speculators_compat.adapter import Adapter, Need
 from speculators_compat.detection import Installed
 from speculators_compat.errors import SwitchError
 
-TESTED_VLLM = "==0.16.0"
+TESTED_VLLM = ">=0.11.0,<=0.32.0"
 TESTED_SPECULATORS = ("==0.3.0", "==0.4.0", "==0.4.0.1")
-TESTED = "speculators 0.3.0, 0.4.0 and 0.4.0.1 on vLLM 0.16.0"
+TESTED = "speculators 0.3.0, 0.4.0 and 0.4.0.1 on vLLM 0.11 to 0.32"
 
 
 class State(Enum):
@@ -22,6 +22,7 @@ class State(Enum):
     NOT_NEEDED = "not needed"
     SWITCHED_OFF = "switched off"
     REFUSED = "refused"
+    UNDECIDED = "not decided yet"
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ def _decide(adapter: Adapter, speculators: Installed, vllm: Installed) -> Decisi
 
 def refusal(adapter: Adapter, speculators: Installed, vllm: Installed, error: Exception) -> str:
     """What to tell somebody whose speculators or vLLM has a shape that `adapter` does not know."""
-    targets = ", ".join(f"{patch.module}.{patch.target}" for patch in adapter.patches)
+    targets = ", ".join([*map(str, adapter.patches), *(preparation.module for preparation in adapter.preparations)])
     return (
         f"adapter {adapter.name} does not recognise what it is to adapt. Target: {targets}. "
         f"Found: {speculators} and {vllm}; {type(error).__name__}: {error}. Tested: {TESTED}. "

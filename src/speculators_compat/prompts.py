@@ -3,27 +3,60 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from speculators_compat.errors import LayerError, PromptError
 
 logger = logging.getLogger("speculators_compat")
 
+PLACEHOLDER = re.compile(r"(image|video|audio|speech|media|vision)(_placeholder|_pad|_patch)?_token_(id|index)")
 
-def normalize_prompts(token_ids: Any, vocabulary_size: int) -> list[list[int]]:
+
+def placeholder_tokens(config: Any) -> dict[int, str]:
+    """Token ids that stand for the embeddings of an image, a video or audio, and what the config calls them.
+
+    Args:
+        config: A Hugging Face config; those nested in it are looked at too.
+    """
+    found: dict[int, str] = {}
+    for name, value in vars(config).items():
+        if PLACEHOLDER.fullmatch(name) and type(value) is int:
+            found[value] = name
+        elif hasattr(value, "model_type"):
+            found |= placeholder_tokens(value)
+    return found
+
+
+def has_recurrent_layers(model_config: Any) -> bool:
+    """Whether a model has state-space, linear-attention or short-convolution layers, which carry a state from token to token.
+
+    Args:
+        model_config: vLLM's `ModelConfig`.
+    """
+    return bool(model_config.is_hybrid or model_config.is_attention_free)
+
+
+def normalize_prompts(
+    token_ids: Any, vocabulary_size: int, placeholders: Mapping[int, str] = MappingProxyType({}), recurrent: bool = False
+) -> list[list[int]]:
     """Check prompts, and make them lists of Python ints.
 
     Args:
         token_ids: A list of prompts (each a list, 1-D tensor or 1-D array of ids), or one 2-D tensor or array.
         vocabulary_size: Number of ids that the model's embedding has.
+        placeholders: Ids that have no embedding of their own, and what they are called.
+        recurrent: Whether the model has recurrent layers: vLLM takes a prompt of one token for a decoding step
+            (vllm/v1/attention/backends/utils.py, split_decodes_and_prefills), which continues from whatever state it finds.
 
     Returns:
         One list of ids per prompt, in the order given, uncut.
 
     Raises:
-        PromptError: If there is no prompt, or a prompt is empty or holds something that is not an id of the vocabulary;
-            the message names the prompt and the position.
+        PromptError: If there is no prompt, or a prompt is empty or holds something that is not an id of the vocabulary, or a
+            placeholder, or is too short for the model; the message names the prompt and the position.
     """
     if token_ids is None:
         raise PromptError("token_ids is None; expected a list of prompts, each a list of token ids")
@@ -31,7 +64,19 @@ def normalize_prompts(token_ids: Any, vocabulary_size: int) -> list[list[int]]:
         raise PromptError(f"token_ids is {type(token_ids).__name__}; expected a list of prompts, or a 2-D tensor of ids")
     if len(token_ids) == 0:
         raise PromptError("token_ids cannot be empty: expected at least one prompt")
-    return [_normalize(prompt, index, vocabulary_size) for index, prompt in enumerate(token_ids)]
+    prompts = [_normalize(prompt, index, vocabulary_size) for index, prompt in enumerate(token_ids)]
+    for index, prompt in enumerate(prompts):
+        if recurrent and len(prompt) == 1:
+            raise PromptError(
+                f"prompt {index} has 1 token, expected at least 2: the model has recurrent layers, and vLLM would run it as a "
+                "decoding step, from the state that another prompt has left. Leave such samples out."
+            )
+        for token in placeholders.keys() & set(prompt):
+            raise PromptError(
+                f"prompt {index}, position {prompt.index(token)}: token id {token} is a placeholder ({placeholders[token]}), "
+                "whose embedding an encoder would make; hidden states are extracted from text only. Leave such samples out."
+            )
+    return prompts
 
 
 def _has_length(value: Any) -> bool:

@@ -18,6 +18,9 @@ import speculators_compat  # noqa: E402, F401  the line that users add
 from tests.engine.support import Extractor  # noqa: E402
 
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+# Threads that wait for work by spinning take the cores from whatever else runs: half a minute for a call on a busy machine.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("KMP_BLOCKTIME", "0")
 # MLA has no CPU kernel; DeepSeek and Kimi run as multi-head attention there.
 os.environ.setdefault("VLLM_MLA_DISABLE", "1")
 

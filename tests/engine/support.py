@@ -11,14 +11,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import pytest
 import torch
 from reference import Reference, relative_error
 from speculators.data_generation import VllmHiddenStatesGenerator
 from tiny_checkpoints import make, text_twin
 
+from speculators_compat.detection import detect
 from tests.cases import TOLERANCE, prompt
 
-__all__ = ["LAYERS", "Extractor", "Float32Generator", "prompt", "requests_in_workers", "run_script"]
+__all__ = ["LAYERS", "Extractor", "Float32Generator", "prompt", "requests_in_workers", "run_script", "why_not"]
 
 LAYERS = [0, 2, 3, 4]
 
@@ -52,6 +54,8 @@ class Extractor:
         generator: type[VllmHiddenStatesGenerator] | None = None,
         **options: Any,
     ) -> None:
+        if reason := why_not(name):
+            pytest.skip(reason)
         directory = make(name, checkpoints / name)
         options = {"layer_ids": LAYERS, "max_model_len": 1100} | options
         self.layers = sorted(set(options["layer_ids"]))
@@ -88,17 +92,42 @@ class Extractor:
         assert requests_in_workers(self.generator) == [0] * self.generator.tensor_parallel_size
 
 
+# What plain vLLM itself cannot run on a CPU, and how it says so.
+BROKEN_ON_CPU = {
+    ("deepseek_v3", "==0.14.*"): "plain vLLM cannot run DeepSeek's experts on a CPU (Current vLLM config is not set)",
+    ("kimi_k25", "==0.15.*"): "plain vLLM cannot load Kimi-K2.5 on a CPU (Found no NVIDIA driver)",
+}
+
+
+def why_not(name: str) -> str | None:
+    """Why the installed vLLM cannot run a checkpoint here; None if it can."""
+    from vllm import ModelRegistry
+
+    if name == "kimi_k25" and "KimiK25ForConditionalGeneration" not in ModelRegistry.get_supported_archs():
+        return "this vLLM has no Kimi-K2.5"
+    reasons = (reason for (of, releases), reason in BROKEN_ON_CPU.items() if of == name and detect("vllm").within(releases))
+    return next(reasons, None)
+
+
 def requests_in_workers(generator: Any) -> list[int]:
-    return generator.executor.collective_rpc(lambda worker: len(worker.model_runner.requests))  # type: ignore[no-any-return]
+    return generator.executor.collective_rpc(_held)  # type: ignore[no-any-return]
+
+
+def _held(worker: Any) -> int:
+    runner = worker.model_runner
+    return len(runner.requests if hasattr(runner, "requests") else runner.req_states.req_id_to_index)
 
 
 def run_script(source: str, *arguments: str, timeout: float = 240, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run `source` as a user's script, from a file, in a fresh process, with the examples and tests importable."""
+    """Run `source` as a user's script, from a file, in a fresh process, with the examples and tests importable.
+
+    A `PYTHONPATH` among the variables comes before these.
+    """
     root = Path(__file__).parents[2]
     path = Path(os.environ["PYTEST_TMP"]) / f"script_{abs(hash(source)) % 10**8}.py"
     path.write_text(textwrap.dedent(source))
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SPECULATORS_COMPAT_")}
-    paths = os.pathsep.join([str(root), str(root / "examples")])
+    paths = os.pathsep.join(filter(None, [environment.pop("PYTHONPATH", ""), str(root), str(root / "examples")]))
     return subprocess.run(
         [sys.executable, str(path), *arguments],
         env={**kept, "PYTHONPATH": paths, **environment},

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from speculators_compat.detection import detect
 from tests.engine.support import run_script
 
 UNGUARDED = """
@@ -170,6 +171,8 @@ class UserExtension(HiddenStatesWorkerExtension):
 
 @pytest.mark.parametrize("order", ["before", "after"])
 def test_foreign_patches_made_before_or_after_activation(checkpoints: Path, order: str) -> None:
+    if order == "before" and not detect("transformers").within("<5"):
+        pytest.skip("with transformers 5, speculators cannot be imported before the package")
     source = """
         import sys
         from pathlib import Path

@@ -11,12 +11,14 @@ from tests.cases import CASES
 from tests.engine.support import Extractor, prompt
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", CASES)
 def test_states_are_right(llama: Extractor, name: str) -> None:
     for batch in CASES[name]:
         llama.check(batch)
 
 
+@pytest.mark.matrix
 def test_the_same_prompt_again_and_twice_in_a_batch(llama: Extractor) -> None:
     first = llama.check([prompt(64), prompt(64)])
     second = llama.check([prompt(64)])

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from speculators_compat.adapter import Adapter, Finding, executor
-from speculators_compat.errors import ContractError
+from speculators_compat.adapter import Adapter, Finding, executor, require
 
 
 def without_async_scheduling(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -21,8 +20,7 @@ def without_async_scheduling(wrapped: Callable[..., Any], instance: Any, args: t
 def probe() -> Finding:
     from vllm.config import SchedulerConfig
 
-    if not hasattr(SchedulerConfig, "async_scheduling"):
-        raise ContractError("vllm.config.SchedulerConfig has no field async_scheduling")
+    require(SchedulerConfig, "vllm.config.SchedulerConfig", "async_scheduling")
     return Finding.broken("SchedulerConfig.async_scheduling decides for itself unless it is set")
 
 
@@ -30,7 +28,7 @@ ADAPTER = Adapter(
     name="async_scheduling",
     contract="When a worker has answered, what it answered with has been computed.",
     symptom="Silently wrong on a GPU: some states are read before they are written (22 of 1260 layer tensors, once)",
-    vllm=">=0.14.0",
+    vllm=">=0.11.0",
     speculators="<0.5.0",
     broken_by="vllm/config/vllm.py, 0.14.0: async_scheduling None resolves to True where supported",
     removable_when="speculators sets async_scheduling=False itself",

@@ -58,7 +58,7 @@ ADAPTER = Adapter(
     name="cpu_rotary_embedding",
     contract="On a CPU, a rotary embedding rotates the query and key heads that it is given.",
     symptom="Silently wrong on a CPU: states of DeepSeek and Kimi are 3 to 15 % off, and differ alone and in a batch",
-    vllm=">=0.12.0",
+    vllm=">=0.11.0",
     speculators="<0.5.0",
     broken_by="vLLM's CPU extension, op rotary_embedding with is_neox=False",
     removable_when="the probe finds the kernel right on every supported vLLM",

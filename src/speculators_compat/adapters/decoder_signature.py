@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from speculators_compat.adapter import Adapter, Finding, executor, worker_method
+from speculators_compat.adapter import Adapter, Finding, accepts, executor, require, worker_method
+from speculators_compat.delivery import can_be_mapped, for_upstream
 from speculators_compat.errors import CaptureError, ConfigurationError, ContractError, ModelError
-from speculators_compat.extraction import current
 from speculators_compat.patching import Proxy, proxied
-from speculators_compat.worker.capture import Capture, CapturedStates, PromptStates
+from speculators_compat.worker.capture import Capture, CapturedStates
 from speculators_compat.worker.decoder import find_decoder_layers
+from speculators_compat.worker.model_runner import ModelRunner
 from speculators_compat.worker.residual_stream import learn_stream_forms
 
 DUMMY_TOKENS = 16
@@ -31,11 +32,17 @@ def set_up_taps(wrapped: Callable[..., Any], worker: Any, args: tuple[Any, ...],
         if (earlier := getattr(worker, "_capture", None)) is not None:
             earlier.close()
         worker._layer_ids, worker._captured_states = frozenset(layer_ids), None  # which overrides may read
+        worker._capture, worker._refusal, worker._sample = None, "", None
         runner = worker.model_runner
         config = worker.model_config
-        layers = find_decoder_layers(runner.get_model(), config)
-        hidden_size = config.hf_text_config.hidden_size
-        forms, scale = learn_stream_forms(layers, hidden_size, lambda: runner._dummy_run(DUMMY_TOKENS))
+        try:
+            layers = find_decoder_layers(runner.get_model(), config)
+            hidden_size = config.hf_text_config.hidden_size
+            forms, scale = learn_stream_forms(layers, hidden_size, lambda: ModelRunner.of(runner).run_dummy_batch(DUMMY_TOKENS))
+        except ModelError as error:
+            # Raised here, it would reach the caller as any failure of a worker does. So it is asked for.
+            worker._refusal = str(error)
+            return
         # All tensor-parallel ranks hold the same stream.
         targets = sorted(set(layer_ids)) if get_tp_group().rank_in_group == 0 else []
         worker._capture = Capture(
@@ -45,12 +52,15 @@ def set_up_taps(wrapped: Callable[..., Any], worker: Any, args: tuple[Any, ...],
             lambda rows: worker._store_captured_states(rows),
             scale,
         )
+        worker._sample, worker._share_no_memory = worker._capture.sample(), worker._capture.share_no_memory
 
     set_up(*args, **kwargs)
 
 
 def begin_capture(wrapped: Callable[..., Any], worker: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Stand in for `_reset_capture()`."""
+    if reason := getattr(worker, "_refusal", ""):
+        raise CaptureError(reason)
     if getattr(worker, "_capture", None) is None:
         raise CaptureError(
             "no capture has been set up: _setup_hidden_states_capture was not called, or an override does not call super()"
@@ -79,54 +89,35 @@ class CapturingExecutor(Proxy):
     """An executor whose workers' states are complete, or an error, and have the form that upstream reads."""
 
     def collective_rpc(self, method: Any, *args: Any, **kwargs: Any) -> Any:
-        if method == "_setup_hidden_states_capture":
-            try:
-                return self.__wrapped__.collective_rpc(method, *args, **kwargs)
-            except RuntimeError as error:
-                raise ModelError(str(error)) from error
         reply = self.__wrapped__.collective_rpc(method, *args, **kwargs)
-        return _for_upstream(reply) if isinstance(reply, CapturedStates) else reply
-
-
-def _for_upstream(captured: CapturedStates) -> Any:
-    """By request for speculators that asks by request, else one tensor per layer with the prompts one after another."""
-    import torch
-
-    prompts = _complete(captured)
-    if _expects_states_by_request():
-        return {request_id: prompt.layers for request_id, prompt in prompts.items()}
-    return [torch.cat(rows) for rows in zip(*(prompt.layers for prompt in prompts.values()), strict=True)]
-
-
-def _complete(captured: CapturedStates) -> dict[str, PromptStates]:
-    """The prompts in input order, each with a state for every token.
-
-    Raises:
-        CaptureError: If the worker could not capture, or something is missing.
-    """
-    if captured.failure is not None:
-        raise CaptureError(f"hidden states could not be captured: {captured.failure}")
-    extraction = current()
-    if extraction is None:
+        if method == "_setup_hidden_states_capture":
+            self._self_ask_workers()
+        if method != "_get_captured_states" or reply is None:
+            return reply
+        if isinstance(reply, CapturedStates):
+            return self._self_deliver(reply)
+        if isinstance(reply, list) and any(isinstance(one, CapturedStates) for one in reply):  # vLLM 0.11.0 lists replies
+            return [self._self_deliver(one) if isinstance(one, CapturedStates) else one for one in reply]
         raise CaptureError(
-            "hidden states were asked for outside of generate(), so it is not known which prompts they belong to"
+            "an override of _get_captured_states answered with states that nobody has checked. Return what super() returns."
         )
-    lengths = extraction.prompt_lengths
-    for index, (request_id, length) in enumerate(lengths.items()):
-        prompt = captured.prompts.get(request_id)
-        found = 0 if prompt is None else sum(prompt.computed)
-        if found != length:
+
+    def _self_deliver(self, captured: CapturedStates) -> Any:
+        try:
+            return for_upstream(captured)
+        except OSError as error:
+            self.__wrapped__.collective_rpc("_share_no_memory")
             raise CaptureError(
-                f"prompt {index} (request {request_id}) has {length} tokens, but hidden states of {found} were captured; "
-                "none are returned. Its other tokens were not computed in this call: check that prefix caching is off."
-            )
-    return {request_id: captured.prompts[request_id] for request_id in lengths}
+                f"the memory with the hidden states cannot be mapped: {error}. The next call does without sharing memory."
+            ) from error
 
-
-def _expects_states_by_request() -> bool:
-    from speculators.data_generation import custom_worker
-
-    return hasattr(custom_worker.HiddenStatesWorkerExtension, "_set_request_metadata")
+    def _self_ask_workers(self) -> None:
+        """See how the set-up came out, with builtins: a function of ours would activate the package where it is unpickled."""
+        rpc = self.__wrapped__.collective_rpc
+        if reasons := set(filter(None, rpc(getattr, args=("_refusal", "")))):
+            raise ModelError("; ".join(sorted(reasons)))
+        if not can_be_mapped(rpc(getattr, args=("_sample", None))):
+            rpc("_share_no_memory")
 
 
 def with_capture(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -139,28 +130,40 @@ def _check_configuration(vllm_config: Any) -> None:
 
     Raises:
         ConfigurationError: With compilation or pipeline parallelism.
+        ModelError: For an encoder-decoder.
     """
-    if mode := vllm_config.compilation_config.mode:
+    if vllm_config.model_config.is_encoder_decoder:
+        raise ModelError(
+            f"{vllm_config.model_config.architecture} is an encoder-decoder: its decoder attends to an encoder's output, so a "
+            "prompt of tokens alone has no hidden states. Use a decoder-only model."
+        )
+    compilation = vllm_config.compilation_config
+    if mode := getattr(compilation, "mode", getattr(compilation, "level", None)):  # level: its name in vLLM 0.11.0
         raise ConfigurationError(
             f"compilation mode is {mode!r}: compiled layers cannot be tapped. "
             "Build the ModelConfig with enforce_eager=True, as speculators does."
         )
-    if (size := vllm_config.parallel_config.pipeline_parallel_size) > 1:
+    parallel = vllm_config.parallel_config
+    if (size := parallel.pipeline_parallel_size) > 1:
         raise ConfigurationError(
             f"pipeline_parallel_size is {size}: each rank has only some of the layers. Use tensor parallelism."
+        )
+    if (size := getattr(parallel, "prefill_context_parallel_size", 1)) > 1:
+        raise ConfigurationError(
+            f"prefill_context_parallel_size is {size}: each rank has only some of the tokens. Use tensor parallelism."
         )
 
 
 def probe() -> Finding:
     from speculators.data_generation.custom_worker import HiddenStatesWorkerExtension
+    from vllm.config import CompilationConfig
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-    for method in ("execute_model", "_dummy_run", "get_model"):
-        if not hasattr(GPUModelRunner, method):
-            raise ContractError(f"vllm.v1.worker.gpu_model_runner.GPUModelRunner has no method {method}")
-    for method in ("_setup_hidden_states_capture", "_reset_capture", "_store_captured_states", "_get_captured_states"):
-        if not hasattr(HiddenStatesWorkerExtension, method):
-            raise ContractError(f"speculators' HiddenStatesWorkerExtension has no method {method}")
+    require(GPUModelRunner, "vllm.v1.worker.gpu_model_runner.GPUModelRunner", "execute_model", "_dummy_run", "get_model")
+    methods = ("_setup_hidden_states_capture", "_reset_capture", "_store_captured_states", "_get_captured_states")
+    require(HiddenStatesWorkerExtension, "speculators' HiddenStatesWorkerExtension", *methods)
+    if not any(accepts(CompilationConfig, field, "vllm.config.CompilationConfig") for field in ("mode", "level")):
+        raise ContractError("vllm.config.CompilationConfig has neither mode nor level, so compiled layers could not be told")
     return Finding.broken("speculators calls decoder layers itself, in one fixed way")
 
 
@@ -169,8 +172,9 @@ ADAPTER = Adapter(
     contract="Every decoder layer is at model.model.layers, takes (positions, hidden_states, residual), returns two tensors "
     "to be added, and the batch is in the scheduler's order.",
     symptom="'LlamaModel' object has no attribute 'get_input_embeddings'; Model DeepseekV3ForCausalLM does not support "
-    "hidden state extraction; TypeError: forward() got an unexpected keyword argument; or silently wrong states",
-    vllm=">=0.11.1",
+    "hidden state extraction; 'GPUModelRunner' object has no attribute 'input_batch'; "
+    "TypeError: forward() got an unexpected keyword argument; or silently wrong states",
+    vllm=">=0.11.0",
     speculators="<0.5.0",
     broken_by="vllm/model_executor/models: get_input_embeddings renamed (0.11.1), llama_4_scaling in deepseek_v2.py (0.12.0)",
     removable_when="speculators taps layers, or uses vLLM's own extraction of hidden states",

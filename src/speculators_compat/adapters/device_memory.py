@@ -7,6 +7,7 @@ from typing import Any
 
 from speculators_compat.adapter import Adapter, Finding, Patch
 from speculators_compat.errors import ContractError
+from speculators_compat.extraction import current
 from speculators_compat.import_hooks import GENERATOR_MODULE
 from speculators_compat.patching import Proxy
 
@@ -25,13 +26,19 @@ def free_and_total_memory() -> tuple[int, int]:
         free, total = device.mem_get_info()
         return int(free), int(total)
     if current_platform.is_cpu():
-        # The share of the host's memory that VLLM_CPU_KVCACHE_SPACE, or its default, sets aside.
-        space = current_platform.get_device_total_memory()
-        return int(space), int(space)
+        space = int(_set_aside() or current_platform.get_device_total_memory())
+        return space, space
     raise ContractError(
         f"vLLM's platform {current_platform.device_type!r} found, whose torch module has no mem_get_info(); "
         "expected CUDA, ROCm, XPU, NPU or CPU. Report the platform, or set num_gpu_blocks_override."
     )
+
+
+def _set_aside() -> int | None:
+    """The bytes of VLLM_CPU_KVCACHE_SPACE, which vLLM keeps in its configuration from 0.20 on, and in its platform before."""
+    extraction = current()
+    cache_config = extraction.generator.vllm_config.cache_config if extraction is not None else None
+    return getattr(cache_config, "kv_cache_memory_bytes", None)
 
 
 def release_cached_memory() -> None:

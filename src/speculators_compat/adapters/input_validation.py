@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from speculators_compat.adapter import Adapter, Finding, generator_method
-from speculators_compat.prompts import check_layer_ids, normalize_prompts
+from speculators_compat.prompts import check_layer_ids, has_recurrent_layers, normalize_prompts, placeholder_tokens
 
 
 def with_checked_layers(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -21,7 +21,17 @@ def with_checked_prompts(wrapped: Callable[..., Any], instance: Any, args: tuple
     """Hand on lists of ints, or raise before anything is scheduled."""
 
     def generate(token_ids: Any) -> Any:
-        return wrapped(normalize_prompts(token_ids, instance.vllm_config.model_config.get_vocab_size()))
+        model_config = instance.vllm_config.model_config
+        # A config class may default to an id that is an ordinary token of this vocabulary.
+        special = getattr(instance.tokenizer, "added_tokens_decoder", {})
+        placeholders = {token: name for token, name in placeholder_tokens(model_config.hf_config).items() if token in special}
+        prompts = normalize_prompts(
+            token_ids,
+            model_config.get_vocab_size(),
+            placeholders,
+            recurrent=has_recurrent_layers(model_config),
+        )
+        return wrapped(prompts)
 
     return generate(*args, **kwargs)
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from speculators_compat.adapter import Adapter, Finding, generator_global
-from speculators_compat.errors import CaptureError, ContractError
+from speculators_compat.adapter import Adapter, Finding, generator_global, require
+from speculators_compat.errors import CaptureError
 from speculators_compat.extraction import current, uninterrupted
 from speculators_compat.patching import Proxy, proxied
+from speculators_compat.progress import Progress
 
 
 class PrefillScheduler(Proxy):
@@ -25,8 +26,13 @@ class PrefillScheduler(Proxy):
     def add_request(self, request: Any) -> None:
         self._self_submitted.append(request)
 
+    @property
+    def submitted(self) -> list[Any]:
+        """Requests that have not been scheduled."""
+        return self._self_submitted
+
     def forget_submitted(self) -> None:
-        """Drop requests that have not been scheduled."""
+        """Drop them."""
         self._self_submitted = []
 
     def schedule(self) -> Any:
@@ -46,6 +52,8 @@ class PrefillScheduler(Proxy):
 
         scheduler, executor = self.__wrapped__, self._self_executor
         extraction = current()
+        progress = extraction.progress if extraction is not None else Progress()
+        progress.expect(sum(request.num_prompt_tokens for request in submitted))
         for request in submitted:
             scheduler.add_request(request)
         while True:
@@ -53,7 +61,11 @@ class PrefillScheduler(Proxy):
             if output.total_num_scheduled_tokens == 0:
                 break
             executor.execute_model(output)
-            requests = (scheduler.requests[request_id] for request_id in output.num_scheduled_tokens)
+            progress.advance(output.total_num_scheduled_tokens)
+            requests = [scheduler.requests[request_id] for request_id in output.num_scheduled_tokens]
+            for request in requests:
+                # Its output has arrived. From 0.27 on, a preempted request with tokens in flight is not scheduled again.
+                request.num_in_flight_tokens = 0
             complete = [r.request_id for r in requests if r.num_computed_tokens >= r.num_prompt_tokens]
             scheduler.finish_requests(complete, RequestStatus.FINISHED_ABORTED)
             if extraction is not None and extraction.stop.is_set():
@@ -67,7 +79,7 @@ class PrefillScheduler(Proxy):
 
 
 def _stalled(scheduler: Any) -> CaptureError:
-    request = scheduler.waiting.peek_request() if scheduler.waiting else scheduler.running[0]
+    request = scheduler.waiting.peek_request() if scheduler.waiting else next(iter(scheduler.requests.values()))
     extraction = current()
     order = list(extraction.prompt_lengths) if extraction is not None else []
     index = order.index(request.request_id) if request.request_id in order else "?"
@@ -90,9 +102,7 @@ def with_prefill(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ..
 def probe() -> Finding:
     from vllm.v1.core.sched.scheduler import Scheduler
 
-    for method in ("add_request", "schedule", "finish_requests"):
-        if not hasattr(Scheduler, method):
-            raise ContractError(f"vllm.v1.core.sched.scheduler.Scheduler has no method {method}")
+    require(Scheduler, "vllm.v1.core.sched.scheduler.Scheduler", "add_request", "schedule", "finish_requests")
     return Finding.broken("vLLM chunks prefills, and frees requests in workers one step after they finish")
 
 

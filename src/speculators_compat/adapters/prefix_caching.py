@@ -6,15 +6,27 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from speculators_compat.adapter import Adapter, Finding, executor
-from speculators_compat.errors import ContractError
+from speculators_compat.adapter import Adapter, Finding, executor, generator_global, require
+from speculators_compat.errors import ConfigurationError
 
 logger = logging.getLogger("speculators_compat")
 
 
-def without_prefix_caching(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def built_without(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Off from the start: how a Mamba layer keeps its state, and in what block size, is derived from it at once."""
+    return wrapped(*args, **kwargs | {"enable_prefix_caching": False})
+
+
+def switched_off(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Off where a subclass has turned it on."""
     cache_config = kwargs["vllm_config"].cache_config
     if cache_config.enable_prefix_caching:
+        if (mode := getattr(cache_config, "mamba_cache_mode", "none")) != "none":
+            raise ConfigurationError(
+                f"prefix caching is on, and the model's state-space layers are set up for it (mamba_cache_mode is {mode!r}); "
+                "expected it off, or hidden states of cached tokens are never computed. Build the VllmConfig with "
+                "CacheConfig(enable_prefix_caching=False)."
+            )
         logger.info("prefix caching is turned off: hidden states of cached tokens would never be computed")
         cache_config.enable_prefix_caching = False
     return wrapped(*args, **kwargs)
@@ -24,8 +36,7 @@ def probe() -> Finding:
     from vllm.config import CacheConfig
 
     default = getattr(CacheConfig, "enable_prefix_caching", None)
-    if not hasattr(CacheConfig, "enable_prefix_caching"):
-        raise ContractError("vllm.config.CacheConfig has no field enable_prefix_caching")
+    require(CacheConfig, "vllm.config.CacheConfig", "enable_prefix_caching")
     return Finding.broken(f"CacheConfig.enable_prefix_caching is {default} by default and can be set by a subclass")
 
 
@@ -33,10 +44,10 @@ ADAPTER = Adapter(
     name="prefix_caching",
     contract="Every token of every prompt passes through every decoder layer.",
     symptom="Silently wrong: fewer rows than tokens for prompts that share a prefix, in a batch or with an earlier call",
-    vllm=">=0.12.0",
+    vllm=">=0.11.0",
     speculators="<0.5.0",
     broken_by="vllm/config/cache.py, 0.12.0: enable_prefix_caching became True by default",
     removable_when="speculators turns prefix caching off in every configuration (0.4 does in its own)",
     probe=probe,
-    patches=(executor(without_prefix_caching),),
+    patches=(generator_global("CacheConfig", built_without), executor(switched_off)),
 )

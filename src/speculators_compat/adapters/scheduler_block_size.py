@@ -11,8 +11,17 @@ PARAMETER = "block_size"
 
 
 def with_platform_block_size(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Pass the size that the platform settled on, for example 64 for MLA on Hopper, as vLLM's engine does."""
-    kwargs[PARAMETER] = kwargs["vllm_config"].cache_config.block_size
+    """Pass the size that platform and workers settled on, for example 64 for MLA on Hopper, as vLLM's engine does."""
+    from vllm.v1.core import kv_cache_utils
+
+    vllm_config, kv_cache_config = kwargs["vllm_config"], kwargs["kv_cache_config"]
+    if specs := [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]:
+        in_blocks = [spec for spec in specs if getattr(spec, "prefix_cacheable", True)]  # and not in rings or scratch space
+        vllm_config.cache_config.block_size = min(spec.block_size for spec in in_blocks or specs)
+    if hasattr(kv_cache_utils, "resolve_kv_cache_block_sizes"):  # knows how groups of several sizes share blocks
+        kwargs[PARAMETER], kwargs["hash_block_size"] = kv_cache_utils.resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
+    else:
+        kwargs[PARAMETER] = vllm_config.cache_config.block_size
     return wrapped(*args, **kwargs)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from speculators_compat.adapter import Adapter, Finding, accepts, generator_global, mentions
+from speculators_compat.adapter import Adapter, Finding, generator_global, mentions, parameters
 
 FIELD = "is_encoder_decoder"
 
@@ -19,11 +19,12 @@ def with_required_field(wrapped: Callable[..., Any], instance: Any, args: tuple[
 def probe() -> Finding:
     from vllm.config import SchedulerConfig
 
-    if not accepts(SchedulerConfig, FIELD, "vllm.config.SchedulerConfig"):
-        return Finding.intact(f"SchedulerConfig has no field {FIELD}")
+    field = parameters(SchedulerConfig, "vllm.config.SchedulerConfig").get(FIELD)
+    if field is None or field.default is not field.empty:
+        return Finding.intact(f"SchedulerConfig can be built without {FIELD}")
     if mentions("_create_vllm_config", FIELD):
         return Finding.intact(f"speculators passes {FIELD} itself")
-    return Finding.broken(f"SchedulerConfig has a field {FIELD}, which speculators does not pass")
+    return Finding.broken(f"SchedulerConfig requires {FIELD}, which speculators does not pass")
 
 
 ADAPTER = Adapter(

@@ -34,7 +34,6 @@ def with_listed_reply(wrapped: Callable[..., Any], instance: Any, args: tuple[An
 
 
 def probe() -> Finding:
-
     if mentions("generate", "captured_states_list"):
         return Finding.broken("speculators takes the first of a list of replies")
     return Finding.intact("speculators takes the bare reply")
@@ -44,7 +43,7 @@ ADAPTER = Adapter(
     name="tensor_safe_reply",
     contract="collective_rpc with unique_reply_rank answers with a list of one reply.",
     symptom="RuntimeError: Boolean value of Tensor with more than one value is ambiguous",
-    vllm=">=0.11.1",
+    vllm=">=0.11.0",
     speculators="<0.4.0",
     broken_by="vllm/v1/executor/multiproc_executor.py, 0.11.1: the bare reply comes back",
     removable_when="speculators 0.3 is no longer supported",

@@ -18,7 +18,6 @@ class TrustingAutoTokenizer(Proxy):
 
 
 def probe() -> Finding:
-
     if not mentions("__init__", "AutoTokenizer"):
         return Finding.intact("speculators' generator loads no tokenizer")
     return Finding.broken("speculators loads the tokenizer without trust_remote_code")

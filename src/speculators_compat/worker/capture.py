@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from speculators_compat.errors import CaptureError
-from speculators_compat.worker.model_runner import RowSpan, rows_of_step
+from speculators_compat.worker.model_runner import ModelRunner, RowSpan
 from speculators_compat.worker.residual_stream import StreamForm, read_stream
+from speculators_compat.worker.shared_memory import Extent, SharedMemory, Slab
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -24,10 +25,12 @@ class PromptStates:
     Attributes:
         layers: One CPU tensor `[prompt_length, hidden_size]` per captured layer, in ascending layer order.
         computed: One byte per token position, 1 where its states have been placed.
+        extent: Where the layers are in memory that is shared; None if they are not.
     """
 
     layers: list[Tensor]
     computed: bytearray
+    extent: Extent | None = None
 
 
 @dataclass
@@ -61,6 +64,7 @@ class Capture:
         scale: float = 1.0,
     ) -> None:
         self.model_runner = model_runner
+        self.steps = ModelRunner.of(model_runner)
         self.forms = forms
         self.scale = scale
         self.store = store
@@ -68,6 +72,8 @@ class Capture:
         self.spans: Sequence[RowSpan] = ()
         self.states: dict[int, Tensor] = {}
         self.captured: CapturedStates | None = None
+        self.memory = SharedMemory()
+        self.shares_memory = True
         self._taps = [layer.register_forward_hook(self._tap(index)) for index, layer in layers.items()]
         self._execute_model = model_runner.execute_model
         model_runner.execute_model = self.execute_model
@@ -77,30 +83,54 @@ class Capture:
         for tap in self._taps:
             tap.remove()
         self.model_runner.execute_model = self._execute_model
+        self.memory.close()
+
+    def share_no_memory(self, reason: object = "the caller cannot map it") -> None:
+        """Send states themselves from now on, pickled, which is several times slower."""
+        if self.shares_memory:
+            logger.warning("memory cannot be shared (%s): hidden states are pickled, which is several times slower", reason)
+        self.shares_memory = False
+
+    def sample(self) -> Slab | None:
+        """A slab by which the caller can see whether it can map this process's memory; None if there is none to be had."""
+        try:
+            return self.memory.sample()
+        except OSError as error:
+            self.share_no_memory(error)
+            return None
 
     def begin(self) -> None:
         """Forget earlier states and capture from now on."""
+        self.memory.close()
         self.captured = CapturedStates()
 
     def end(self) -> CapturedStates | None:
-        """Stop capturing, and give away what has been captured; None if nothing was begun."""
+        """Stop capturing, and give away what has been captured, or where it is; None if nothing was begun."""
         captured, self.captured = self.captured, None
+        for prompt in captured.prompts.values() if captured is not None else ():
+            if prompt.extent is not None:
+                prompt.layers = []
         return captured
 
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         """The model runner's step, with the states that its forward pass yields stored afterwards."""
+        if kwargs.get("dummy_run"):  # Model Runner V2 has its own dummy batches go this way
+            return self._execute_model(scheduler_output, *args, **kwargs)
         self.states = {}
-        self.spans = ()
         capturing = bool(self._taps) and self.captured is not None and scheduler_output.total_num_scheduled_tokens > 0
         self.scheduler_output = scheduler_output if capturing else None
         try:
             output = self._execute_model(scheduler_output, *args, **kwargs)
             if capturing:
-                self._guarded(lambda: self.store([self.states[index] for index in sorted(self.states)]))
+                self._guarded(self._store_step)
             return output
         finally:
             self.scheduler_output = None
             self.states = {}
+
+    def _store_step(self) -> None:
+        self.spans = self.steps.rows_of_step(self.scheduler_output)
+        self.store([self.states[index] for index in sorted(self.states)])
 
     def _tap(self, index: int) -> Callable[..., None]:
         def tap(layer: nn.Module, args: Any, output: Any) -> None:
@@ -110,8 +140,6 @@ class Capture:
         return tap
 
     def _read(self, index: int, output: Any) -> None:
-        if not self.spans:
-            self.spans = rows_of_step(self.model_runner, self.scheduler_output)
         if index in self.states:
             raise CaptureError(f"decoder layer {index} ran twice in one step")
         state = read_stream(self.forms[index], output)
@@ -133,8 +161,6 @@ class Capture:
         Raises:
             CaptureError: If there are fewer layers or rows than expected.
         """
-        import torch
-
         captured = self.captured
         if captured is None:
             raise CaptureError("states were stored while no extraction is in progress")
@@ -147,16 +173,26 @@ class Capture:
         for span in self.spans:
             prompt = captured.prompts.get(span.request_id)
             if prompt is None:
-                prompt = captured.prompts[span.request_id] = PromptStates(
-                    [torch.empty((span.prompt_length, *layer.shape[1:]), dtype=layer.dtype) for layer in on_host],
-                    bytearray(span.prompt_length),
-                )
+                prompt = captured.prompts[span.request_id] = self._memory_for(span.prompt_length, on_host)
             end = min(span.position + span.count, span.prompt_length)
             if (count := end - span.position) <= 0:
                 continue
             for target, layer in zip(prompt.layers, on_host, strict=True):
                 target[span.position : end] = layer[span.row : span.row + count]
             prompt.computed[span.position : end] = b"\x01" * count
+
+    def _memory_for(self, tokens: int, like: Sequence[Tensor]) -> PromptStates:
+        import torch
+
+        shapes = [(tokens, *layer.shape[1:]) for layer in like]
+        if self.shares_memory and len({(shape, layer.dtype) for shape, layer in zip(shapes, like, strict=True)}) == 1:
+            try:
+                extent, layers = self.memory.empty(len(like), shapes[0], like[0].dtype)
+                return PromptStates(layers, bytearray(tokens), extent)
+            except OSError as error:
+                self.share_no_memory(error)
+        layers = [torch.empty(shape, dtype=layer.dtype) for shape, layer in zip(shapes, like, strict=True)]
+        return PromptStates(layers, bytearray(tokens))
 
     def _guarded(self, action: Callable[[], None]) -> None:
         try:

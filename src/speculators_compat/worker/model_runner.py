@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from speculators_compat.errors import CaptureError
+from speculators_compat.errors import CaptureError, ModelError
 
 
 @contextmanager
@@ -47,31 +47,76 @@ class RowSpan:
     prompt_length: int
 
 
-def rows_of_step(model_runner: Any, scheduler_output: Any) -> Sequence[RowSpan]:
-    """What the model runner really runs in this step, in the order of its input batch.
-
-    The scheduler's own order is not that order: new requests fill slots that finished ones have left, and attention
-    backends reorder. Valid from the start of the forward pass until the next step.
+class ModelRunner:
+    """What capture asks of vLLM's `GPUModelRunner`, also the base of the CPU's: vllm/v1/worker/gpu_model_runner.py.
 
     Args:
-        model_runner: vLLM's `GPUModelRunner` (also the base of the CPU's), from vllm/v1/worker/gpu_model_runner.py.
-        scheduler_output: The step's `SchedulerOutput`.
-
-    Raises:
-        CaptureError: If batch and scheduler output do not agree.
+        runner: The worker's model runner.
     """
-    batch = model_runner.input_batch
-    spans: list[RowSpan] = []
-    row = 0
-    for index, request_id in enumerate(batch.req_ids):
-        count = scheduler_output.num_scheduled_tokens.get(request_id)
-        if count is None:
-            raise CaptureError(f"request {request_id} is in the input batch, but the scheduler gave it no tokens")
-        position = int(batch.num_computed_tokens_cpu[index])
-        spans.append(RowSpan(request_id, row, count, position, model_runner.requests[request_id].num_prompt_tokens))
-        row += count
-    if row != scheduler_output.total_num_scheduled_tokens:
-        raise CaptureError(
-            f"the input batch has {row} tokens, the scheduler output {scheduler_output.total_num_scheduled_tokens}"
-        )
-    return spans
+
+    def __init__(self, runner: Any) -> None:
+        self.runner = runner
+
+    @staticmethod
+    def of(runner: Any) -> ModelRunner:
+        """The reader for a model runner; of vLLM's two, only one keeps a persistent input batch.
+
+        Raises:
+            ModelError: If it is neither of the two as they are known.
+        """
+        if hasattr(runner, "input_batch"):
+            return ModelRunner(runner)
+        if not hasattr(getattr(runner, "req_states", None), "num_computed_tokens_np"):
+            raise ModelError(
+                f"{type(runner).__module__}.{type(runner).__name__} keeps no record of its batch that is known (expected "
+                "input_batch, or req_states.num_computed_tokens_np). Set VLLM_USE_V2_MODEL_RUNNER=0."
+            )
+        return ModelRunnerV2(runner)
+
+    def run_dummy_batch(self, tokens: int) -> None:
+        """Run the model once, without attention metadata; there need not be a KV cache yet."""
+        self.runner._dummy_run(tokens)
+
+    def rows_of_step(self, scheduler_output: Any) -> Sequence[RowSpan]:
+        """What has really been run in the step whose `execute_model` has just returned, in the order of its input batch.
+
+        The scheduler's own order is not that order: new requests fill slots that finished ones have left, attention
+        backends reorder, and Model Runner V2 sorts.
+
+        Args:
+            scheduler_output: The step's `SchedulerOutput`.
+
+        Raises:
+            CaptureError: If batch and scheduler output do not agree.
+        """
+        spans: list[RowSpan] = []
+        row = 0
+        for request_id, position, prompt_length in self._batch():
+            count = scheduler_output.num_scheduled_tokens.get(request_id)
+            if count is None:
+                raise CaptureError(f"request {request_id} is in the input batch, but the scheduler gave it no tokens")
+            spans.append(RowSpan(request_id, row, count, position, prompt_length))
+            row += count
+        if row != scheduler_output.total_num_scheduled_tokens:
+            raise CaptureError(
+                f"the input batch has {row} tokens, the scheduler output {scheduler_output.total_num_scheduled_tokens}"
+            )
+        return spans
+
+    def _batch(self) -> Iterator[tuple[str, int, int]]:
+        """Id, number of tokens computed before the step, and prompt length of each request, in the order of the rows."""
+        batch, requests = self.runner.input_batch, self.runner.requests
+        for request_id, computed in zip(batch.req_ids, batch.num_computed_tokens_cpu, strict=False):  # which has spare slots
+            yield request_id, int(computed), requests[request_id].num_prompt_tokens
+
+
+class ModelRunnerV2(ModelRunner):
+    """Model Runner V2, vllm/v1/worker/gpu/model_runner.py: the batch of a step is kept until `sample_tokens`."""
+
+    def run_dummy_batch(self, tokens: int) -> None:
+        self.runner._dummy_run(tokens, skip_attn=True, is_profile=True)
+
+    def _batch(self) -> Iterator[tuple[str, int, int]]:
+        batch, states = self.runner.execute_model_state.input_batch, self.runner.req_states
+        for request_id, index in zip(batch.req_ids, batch.idx_mapping_np, strict=True):
+            yield request_id, int(states.num_computed_tokens_np[index]), int(states.prompt_len.np[index])

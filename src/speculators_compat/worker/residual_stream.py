@@ -9,6 +9,7 @@ is zeroed; and the layer is asked about its hidden input too, which it must read
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from enum import Enum
@@ -44,7 +45,7 @@ def read_stream(form: StreamForm, output: Any) -> Tensor:
     """
     if form is StreamForm.PARTS:
         return output[0] + output[1]  # type: ignore[no-any-return]
-    return (output if form is StreamForm.ALONE and not isinstance(output, tuple) else output[0]).clone()  # type: ignore[no-any-return]
+    return _first(output).clone()  # type: ignore[no-any-return]
 
 
 def learn_stream_forms(
@@ -65,7 +66,7 @@ def learn_stream_forms(
     """
     observer = _Observer(layers, hidden_size)
     with ExitStack() as stack:
-        for module in (module for layer in layers for module in layer.modules() if hasattr(module, "get_kv_cache_spec")):
+        for module in (module for layer in layers for module in layer.modules() if _keeps_state(module)):
             stack.callback(module.register_forward_hook(_zeroed, with_kwargs=True).remove)
         for index, layer in enumerate(layers):
             stack.callback(layer.register_forward_pre_hook(observer.before(index), with_kwargs=True).remove)
@@ -74,11 +75,17 @@ def learn_stream_forms(
     return [observer.form(index) for index in range(len(layers))], observer.scale
 
 
+def _keeps_state(module: nn.Module) -> bool:
+    """Whether a KV cache is kept for it, as for attention and recurrent layers. Before 0.11.2, attention names no spec."""
+    return hasattr(module, "get_kv_cache_spec") or hasattr(module, "kv_cache")
+
+
 def _zeroed(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
     """Replace what a layer with a KV cache returned, or wrote into its argument `output`, by zeros."""
     import torch
 
-    for tensor in (output, kwargs.get("output")):
+    given = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+    for tensor in (output, given.get("output", kwargs.get("output"))):
         if isinstance(tensor, torch.Tensor):
             tensor.zero_()
     return output
@@ -91,12 +98,14 @@ class _Observer:
         self.layers = layers
         self.hidden_size = hidden_size
         self.outputs: dict[int, Any] = {}
+        self.calls = [0] * len(layers)
         self.form_of_class: dict[type, StreamForm] = {}
         self.scale = 1.0
 
     def after(self, index: int) -> Callable[..., None]:
         def hook(layer: nn.Module, args: Any, output: Any) -> None:
             self.outputs[index] = output
+            self.calls[index] += 1
 
         return hook
 
@@ -116,8 +125,11 @@ class _Observer:
     def form(self, index: int) -> StreamForm:
         layer, output = self.layers[index], self.outputs.get(index)
         name = f"decoder layer {index} ({type(layer).__name__})"
-        first = output[0] if isinstance(output, tuple) and output else output
-        shape = tuple(getattr(first, "shape", ()))
+        if self.calls[index] != 1:
+            raise ModelError(
+                f"{name} runs {self.calls[index]} times in one forward pass, expected once: there is no one state after it"
+            )
+        shape = tuple(getattr(_first(output), "shape", ()))
         if len(shape) != 2 or shape[1] != self.hidden_size:
             raise ModelError(
                 f"{name} returned {type(output).__name__} of shape {shape}, expected [tokens, {self.hidden_size}]: "
@@ -130,6 +142,10 @@ class _Observer:
         if known is None:
             raise ModelError(f"{name} returns two tensors, and no later layer shows whether they are to be added")
         return known
+
+
+def _first(output: Any) -> Any:
+    return output[0] if isinstance(output, tuple) and output else output
 
 
 def _parts(output: Any) -> tuple[Tensor, Tensor] | None:
@@ -186,16 +202,23 @@ def _reads(layer: nn.Module, hidden: Tensor, residual: Tensor, args: tuple[Any, 
     """Whether what `layer` computes depends on the residual that it is handed.
 
     Raises:
-        ModelError: If the layer is not handed both parts, or does not answer the control questions as it must.
+        ModelError: If the layer is not handed what was returned, or does not answer the control questions as it must.
     """
     import torch
 
-    for part in (hidden, residual):
-        if not any(value is part for value in (*args, *kwargs.values())):
+    inputs = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+    if not any(value is hidden for value in inputs):
+        raise ModelError(
+            f"{type(layer).__name__} is not handed what the layer before it returned: "
+            "it cannot be told how the residual stream is made up"
+        )
+    if not any(value is residual for value in inputs):
+        if any(value is not hidden and value.shape == residual.shape and value.is_floating_point() for value in inputs):
             raise ModelError(
-                f"{type(layer).__name__} is not handed what the layer before it returned: "
+                f"{type(layer).__name__} is handed something else than the residual that the layer before it returned: "
                 "it cannot be told how the residual stream is made up"
             )
+        return False
     generator = torch.Generator().manual_seed(0)
     first, second, third, fourth = (torch.randn(hidden.shape, generator=generator).to(hidden) for _ in range(4))
 
@@ -207,19 +230,24 @@ def _reads(layer: nn.Module, hidden: Tensor, residual: Tensor, args: tuple[Any, 
 
         with forward_context_kept():
             output = layer.forward(*map(fresh, args), **{name: fresh(value) for name, value in kwargs.items()})
-        return (output[0] if isinstance(output, tuple) else output).float()
+        # Both parts: where attention is all that a layer does, its hidden output is zero in such a run.
+        return torch.stack([part.float() for part in _parts(output) or (_first(output),)])
 
     before = run(first, second)
 
-    def change(new_hidden: Tensor, new_residual: Tensor) -> float:
-        return float((run(new_hidden, new_residual) - before).norm() / before.norm())
+    def changes(new_hidden: Tensor, new_residual: Tensor) -> list[float]:
+        """By part of the output."""
+        after = run(new_hidden, new_residual)
+        return [float((x - y).norm() / y.norm().clamp(min=1e-9)) for x, y in zip(after, before, strict=True)]
 
-    same, by_hidden, by_residual = change(first, second), change(third, second), change(first, fourth)
+    same, by_hidden, by_residual = changes(first, second), changes(third, second), changes(first, fourth)
     # Random inputs change an output that depends on them by about its own size, and one that does not by rounding at most.
-    if not (same < UNCHANGED and by_hidden > CHANGED) or UNCHANGED <= by_residual <= CHANGED:
+    unclear = any(UNCHANGED <= change <= CHANGED for change in by_residual)
+    if max(same) >= UNCHANGED or max(by_hidden) <= CHANGED or unclear:
         raise ModelError(
-            f"{type(layer).__name__} cannot be told to read the residual or not: its output changed by {same:.1e} without a "
-            f"change, by {by_hidden:.1e} with another hidden input and by {by_residual:.1e} with another residual; expected "
-            f"less than {UNCHANGED}, more than {CHANGED}, and either of the two"
+            f"{type(layer).__name__} cannot be told to read the residual or not: the parts of its output changed by {same} "
+            f"without a change, by {by_hidden} with another hidden input and by {by_residual} with another residual; expected "
+            f"less than {UNCHANGED}, more than {CHANGED} in one of them, and either of the two"
         )
-    return by_residual > CHANGED
+    # A part that follows the residual alone only passes it on.
+    return any(hidden_too > CHANGED and change > CHANGED for hidden_too, change in zip(by_hidden, by_residual, strict=True))

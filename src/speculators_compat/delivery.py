@@ -1,0 +1,135 @@
+"""What the workers have captured, as upstream gets it: complete, in input order, and in the form that it reads."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from functools import cache, cached_property
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any
+
+from speculators_compat.errors import CaptureError
+from speculators_compat.extraction import current
+from speculators_compat.worker.capture import CapturedStates, PromptStates
+from speculators_compat.worker.shared_memory import Slab
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+logger = logging.getLogger("speculators_compat")
+
+
+def for_upstream(captured: CapturedStates) -> Any:
+    """By request for speculators that asks by request, else by layer, with the prompts one after another.
+
+    Raises:
+        CaptureError: If the worker could not capture, or something is missing.
+        OSError: If the worker's memory cannot be mapped.
+    """
+    prompts = _complete(captured)
+    mapped: dict[Slab, Any] = {}
+    states = {request_id: [_own(layer) for layer in _layers(prompt, mapped)] for request_id, prompt in prompts.items()}
+    return states if _expects_states_by_request() else [Rows(layer) for layer in zip(*states.values(), strict=True)]
+
+
+def _complete(captured: CapturedStates) -> dict[str, PromptStates]:
+    """The prompts in input order, each with a state for every token."""
+    if captured.failure is not None:
+        raise CaptureError(f"hidden states could not be captured: {captured.failure}")
+    extraction = current()
+    if extraction is None:
+        raise CaptureError(
+            "hidden states were asked for outside of generate(), so it is not known which prompts they belong to"
+        )
+    lengths = extraction.prompt_lengths
+    for index, (request_id, length) in enumerate(lengths.items()):
+        prompt = captured.prompts.get(request_id)
+        found = 0 if prompt is None else sum(prompt.computed)
+        if found != length:
+            raise CaptureError(
+                f"prompt {index} (request {request_id}) has {length} tokens, but hidden states of {found} were captured; "
+                "none are returned. Its other tokens were not computed in this call: check that prefix caching is off."
+            )
+    return {request_id: captured.prompts[request_id] for request_id in lengths}
+
+
+def _layers(prompt: PromptStates, mapped: dict[Slab, Any]) -> list[Tensor]:
+    if prompt.extent is None:
+        return prompt.layers
+    slab = prompt.extent.slab
+    if slab not in mapped:
+        mapped[slab] = slab.map()
+    return prompt.extent.tensors(mapped[slab])
+
+
+@cache
+def _own_class() -> type[Tensor]:
+    import torch
+
+    class Own(torch.Tensor):  # type: ignore[misc, unused-ignore]
+        """A tensor that nobody else has, so that the first `clone()`, which is upstream's, need not copy it."""
+
+        __torch_function__ = torch._C._disabled_torch_function_impl  # what is computed from it is a plain tensor
+        _given = False
+
+        def clone(self, *args: Any, **kwargs: Any) -> Tensor:
+            if self._given:
+                return super().clone(*args, **kwargs).as_subclass(torch.Tensor)
+            self._given = True
+            storage, offset = self.untyped_storage(), self.storage_offset()
+            return torch.empty(0, dtype=self.dtype).set_(storage, offset, self.shape, self.stride())
+
+        def __reduce_ex__(self, protocol: Any) -> Any:
+            return self.as_subclass(torch.Tensor).__reduce_ex__(protocol)
+
+    return Own
+
+
+def _own(layer: Tensor) -> Tensor:
+    return layer.as_subclass(_own_class())
+
+
+class Rows:
+    """One layer's states of all prompts, one after another, out of which upstream takes each prompt's.
+
+    Args:
+        prompts: `[tokens, hidden_size]` for each prompt.
+    """
+
+    def __init__(self, prompts: Sequence[Tensor]) -> None:
+        ends = list(accumulate(map(len, prompts)))
+        self._prompts = dict(zip(pairwise([0, *ends]), prompts, strict=True))
+
+    def __getitem__(self, rows: Any) -> Tensor:
+        prompt = self._prompts.get((rows.start, rows.stop)) if isinstance(rows, slice) and rows.step is None else None
+        return self._joined[rows] if prompt is None else prompt
+
+    def __len__(self) -> int:
+        return sum(map(len, self._prompts.values()))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._joined, name)
+
+    @cached_property
+    def _joined(self) -> Tensor:
+        import torch
+
+        return torch.cat(list(self._prompts.values()))
+
+
+def can_be_mapped(slabs: Iterable[Slab | None]) -> bool:
+    """Whether the caller reaches the memory of its workers: it does not if they are on another host."""
+    try:
+        for slab in slabs:
+            if slab is not None:
+                slab.map()
+    except OSError as error:
+        logger.warning("the workers' memory cannot be mapped (%s): states are pickled, which is several times slower", error)
+        return False
+    return True
+
+
+def _expects_states_by_request() -> bool:
+    from speculators.data_generation import custom_worker
+
+    return hasattr(custom_worker.HiddenStatesWorkerExtension, "_set_request_metadata")

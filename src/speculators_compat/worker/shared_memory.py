@@ -1,0 +1,163 @@
+"""Memory in which a worker writes hidden states and which the caller maps: they are neither pickled nor copied on the way.
+
+It is that of anonymous files (`memfd_create`). No limit on /dev/shm applies to them, which a container may have set to 64 MB,
+and they are gone with the last process that maps them, however it ends. The caller opens them through /proc, as a parent may.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# Prompts share slabs, since a process can neither open nor map any number of files. As long as one of its prompts is kept, a
+# slab is: so it is small, or a small part of all that there is.
+SLAB_BYTES = 8 * 2**20
+SLAB_SHARE = 32
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class Slab:
+    """An anonymous file of a worker, as another process finds it.
+
+    Attributes:
+        process: The worker.
+        descriptor: The worker's.
+        inode: Tells the file from one that has the same descriptor later.
+        size: In bytes.
+    """
+
+    process: int
+    descriptor: int
+    inode: int
+    size: int
+
+    @classmethod
+    def make(cls, size: int) -> Slab:
+        """Make a file.
+
+        Raises:
+            OSError: If that is not allowed or known here, or there are too many.
+        """
+        descriptor = _memfd_create()
+        try:
+            os.ftruncate(descriptor, size)
+        except OSError:
+            os.close(descriptor)
+            raise
+        return cls(os.getpid(), descriptor, os.fstat(descriptor).st_ino, size)
+
+    def map(self) -> Any:
+        """The file's memory, a buffer of `size` bytes; what is written to it in this process stays in this process.
+
+        Raises:
+            OSError: If it is not to be found: its process is on another host, say, or has ended.
+        """
+        import torch
+
+        with open(f"/proc/{self.process}/fd/{self.descriptor}", "rb") as file:
+            if os.fstat(file.fileno()).st_ino != self.inode:
+                raise FileNotFoundError(f"{file.name} is not the file that it was")
+            path = f"/proc/self/fd/{file.fileno()}"
+            try:
+                # Python's own mmap would keep a descriptor open for as long as the memory is mapped.
+                return torch.from_file(path, shared=False, size=self.size, dtype=torch.uint8).numpy()
+            except RuntimeError as error:
+                raise OSError(f"{file.name}: {error}") from error
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Where in a slab the states of a prompt are, one layer after the other.
+
+    Attributes:
+        slab: The slab.
+        offset: Where the first layer begins, in bytes.
+        layers: How many there are.
+        shape: That of each, `(tokens, hidden_size)`.
+        dtype: Its torch dtype.
+    """
+
+    slab: Slab
+    offset: int
+    layers: int
+    shape: tuple[int, ...]
+    dtype: Any
+
+    def tensors(self, memory: Any) -> list[Tensor]:
+        """The states in the slab's memory, by layer; each tensor has a storage of its own."""
+        import torch
+
+        count = prod(self.shape)
+        starts = (self.offset + layer * count * self.dtype.itemsize for layer in range(self.layers))
+        return [torch.frombuffer(memory, dtype=self.dtype, count=count, offset=at).view(self.shape) for at in starts]
+
+
+class SharedMemory:
+    """Hands out memory of slabs."""
+
+    def __init__(self) -> None:
+        self._slabs: list[tuple[Slab, mmap.mmap]] = []
+        self._used = 0
+
+    def sample(self) -> Slab:
+        """A slab by which another process can see whether it can map them.
+
+        Raises:
+            OSError: If none can be made.
+        """
+        return self._add(mmap.PAGESIZE)
+
+    def empty(self, layers: int, shape: tuple[int, ...], dtype: Any) -> tuple[Extent, list[Tensor]]:
+        """Memory for the states of one prompt: where it is, and a tensor of `shape` and `dtype` for each layer.
+
+        Raises:
+            OSError: If no more can be had.
+        """
+        needed = layers * prod(shape) * dtype.itemsize
+        if not self._slabs or self._used + needed > self._slabs[-1][0].size:
+            self._add(max(needed, SLAB_BYTES, sum(slab.size for slab, _ in self._slabs) // SLAB_SHARE))
+        slab, memory = self._slabs[-1]
+        extent = Extent(slab, self._used, layers, shape, dtype)
+        self._used += -(-needed // ALIGNMENT) * ALIGNMENT
+        return extent, extent.tensors(memory)
+
+    def close(self) -> None:
+        """Let go of the slabs; processes that have mapped them keep them."""
+        for slab, _ in self._slabs:
+            os.close(slab.descriptor)
+        self._slabs.clear()
+
+    def _add(self, size: int) -> Slab:
+        slab = Slab.make(size)
+        try:
+            memory = mmap.mmap(slab.descriptor, size)
+        except OSError:
+            os.close(slab.descriptor)
+            raise
+        self._slabs.append((slab, memory))
+        self._used = 0
+        return slab
+
+
+def _memfd_create() -> int:
+    name = "speculators_compat"
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(name)
+    # Pythons that were built with an old glibc lack it, whatever the glibc that they run with.
+    try:
+        create = ctypes.CDLL(None, use_errno=True).memfd_create
+    except AttributeError as error:
+        raise OSError(errno.ENOSYS, "there is no memfd_create") from error
+    descriptor: int = create(name.encode(), 1)  # MFD_CLOEXEC
+    if descriptor < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return descriptor

@@ -1,0 +1,231 @@
+"""States travel from the worker in memory that the caller maps: they are the caller's own, and nothing is left or lost."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import pickle
+import signal
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from speculators_compat.delivery import Rows, _own
+from speculators_compat.worker.capture import Capture
+from speculators_compat.worker.shared_memory import SLAB_BYTES, Extent, SharedMemory, Slab
+from tests.engine.support import Extractor, prompt
+
+PROMPTS = [prompt(300, seed) for seed in range(16)]
+sizes = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 64)), min_size=1, max_size=40)
+
+
+@given(sizes=sizes, dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]))
+@settings(max_examples=50, deadline=None)
+def test_prompts_do_not_overlap(sizes: list[tuple[int, int]], dtype: torch.dtype) -> None:
+    memory = SharedMemory()
+    given = [memory.empty(3, shape, dtype) for shape in sizes]
+    for number, (_, layers) in enumerate(given):
+        for index, layer in enumerate(layers):
+            layer.fill_(number + index / 4)
+    mapped = {extent.slab: extent.slab.map() for extent, _ in given}
+    for number, ((extent, _), shape) in enumerate(zip(given, sizes, strict=True)):
+        for index, layer in enumerate(extent.tensors(mapped[extent.slab])):
+            assert layer.shape == shape
+            assert bool((layer == torch.tensor(number + index / 4, dtype=dtype)).all())
+    memory.close()
+
+
+def test_slabs_stay_few_however_many_prompts_there_are() -> None:
+    """Nothing is written, so nothing is used: a terabyte of states in slabs that one process can open and map."""
+    memory = SharedMemory()
+    slabs = {memory.empty(4, (2048, 8192), torch.bfloat16)[0].slab for _ in range(8 * 1024)}
+    assert sum(slab.size for slab in slabs) >= 2**40
+    assert len(slabs) < 900
+    memory.close()
+    memory = SharedMemory()
+    slabs = {memory.empty(4, (16, 64), torch.bfloat16)[0].slab for _ in range(2000)}
+    assert {slab.size for slab in slabs} == {SLAB_BYTES}
+    memory.close()
+
+
+def test_memory_that_was_let_go_stays_with_whom_has_mapped_it() -> None:
+    memory = SharedMemory()
+    extent, (layer,) = memory.empty(1, (4, 8), torch.float32)
+    layer.fill_(7)
+    (mapped,) = extent.tensors(extent.slab.map())
+    memory.close()
+    with pytest.raises(OSError, match="fd"):
+        extent.slab.map()
+    assert bool((mapped == 7).all())
+
+
+def test_a_file_that_took_the_descriptor_is_not_taken_for_the_one_before() -> None:
+    first = Slab.make(4096)
+    os.close(first.descriptor)
+    second = Slab.make(4096)
+    assert second.descriptor == first.descriptor
+    with pytest.raises(FileNotFoundError, match="is not the file that it was"):
+        first.map()
+    os.close(second.descriptor)
+
+
+def _write_and_wait(connection: Connection) -> None:
+    extent, (layer,) = SharedMemory().empty(1, (4, 8), torch.float32)
+    layer.fill_(7)
+    connection.send(extent)
+    connection.recv()
+
+
+def test_states_outlive_a_worker_that_was_killed() -> None:
+    here, there = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=_write_and_wait, args=(there,))
+    process.start()
+    extent: Extent = here.recv()
+    (mapped,) = extent.tensors(extent.slab.map())
+    os.kill(process.pid or 0, signal.SIGKILL)
+    process.join()
+    assert bool((mapped == 7).all())
+    with pytest.raises(OSError, match="proc"):
+        extent.slab.map()
+
+
+def test_rows_of_a_layer_are_those_of_the_prompts_or_of_all_of_them() -> None:
+    prompts = [torch.arange(4.0).view(2, 2), torch.arange(6.0).view(3, 2) + 10]
+    rows = Rows(prompts)
+    assert rows[2:5] is prompts[1]
+    assert torch.equal(rows[1:3], torch.cat(prompts)[1:3])
+    assert (len(rows), rows.shape, rows.dtype) == (5, (5, 2), torch.float32)
+
+
+@pytest.fixture(scope="module")
+def extractor(checkpoints: Path) -> Iterator[Extractor]:
+    with Extractor(checkpoints, "llama") as extractor:
+        yield extractor
+
+
+def test_a_result_is_a_plain_tensor_of_its_own(extractor: Extractor, tmp_path: Path) -> None:
+    first, second = extractor.check(PROMPTS[:2])
+    for layer in first["hidden_states"]:
+        assert type(layer) is torch.Tensor
+        assert layer.untyped_storage().nbytes() == layer.numel() * layer.element_size()
+    kept = [layer.clone() for layer in second["hidden_states"]]
+    for layer in first["hidden_states"]:
+        layer.zero_()
+    assert all(map(torch.equal, second["hidden_states"], kept))
+    torch.save(first, tmp_path / "first.pt")
+    assert (tmp_path / "first.pt").stat().st_size < 1.1 * sum(layer.untyped_storage().nbytes() for layer in kept) + 8000
+    assert not torch.load(tmp_path / "first.pt", weights_only=True)["hidden_states"][0].any()
+
+
+def test_results_are_not_changed_by_later_calls(extractor: Extractor) -> None:
+    results = extractor.check(PROMPTS)
+    kept = [[layer.clone() for layer in result["hidden_states"]] for result in results]
+    for start in range(1, 6):
+        extractor.generator.generate(PROMPTS[start:] + PROMPTS[:start])
+    extractor.generator.generate([prompt(7)])
+    for result, layers in zip(results, kept, strict=True):
+        assert all(map(torch.equal, result["hidden_states"], layers))
+
+
+def _descriptors(process: int | str = "self") -> int:
+    return len(os.listdir(f"/proc/{process}/fd"))
+
+
+def _mapped_bytes(process: int | str = "self") -> int:
+    """What a process maps of these files."""
+    lines = [line.split() for line in Path(f"/proc/{process}/maps").read_text().splitlines() if "memfd:speculators" in line]
+    return sum(int(end, 16) - int(start, 16) for start, end in (line[0].split("-") for line in lines))
+
+
+def test_nothing_grows(extractor: Extractor) -> None:
+    worker = _worker(extractor)
+    extractor.generator.generate(PROMPTS)
+    gc.collect()
+    before = (_descriptors(), _descriptors(worker), _mapped_bytes(), _mapped_bytes(worker))
+    for _ in range(30):
+        extractor.generator.generate(PROMPTS)
+    gc.collect()
+    assert (_descriptors(), _descriptors(worker), _mapped_bytes(), _mapped_bytes(worker)) == before
+    assert _mapped_bytes() == 0
+
+
+def test_results_that_are_kept_cost_no_descriptors(extractor: Extractor) -> None:
+    before, kept = _descriptors(), []
+    for _ in range(30):
+        kept.append(extractor.generator.generate(PROMPTS[:2]))
+    assert _descriptors() == before
+    for results in kept:
+        assert all(map(torch.equal, results[1]["hidden_states"], kept[0][1]["hidden_states"]))
+
+
+def test_what_is_not_upstreams_clone_copies() -> None:
+    rows = Rows([_own(torch.arange(12.0).view(6, 2)), _own(torch.ones(2, 2))])
+    first, again = rows[0:6].clone(), rows[0:6].clone()
+    first.zero_()
+    assert again.any()
+    assert {type(first), type(again), type(rows[1:3]), type(rows[0:6].double()), type(rows[0:6] + 1)} == {torch.Tensor}
+    one, other = rows[1:7].clone(), rows[1:7].clone()
+    one.fill_(5)
+    assert not bool((other == 5).any())
+    assert type(pickle.loads(pickle.dumps(rows[0:6]))) is torch.Tensor
+    first.detach_()
+
+
+@pytest.mark.parametrize("missing", [True, False])
+def test_without_memfd_create_states_are_sent(monkeypatch: pytest.MonkeyPatch, missing: bool) -> None:
+    """A Python that was built with an old glibc has libc's; where that is not allowed either, states go the long way."""
+    if missing:
+        monkeypatch.delattr(os, "memfd_create")
+        memory = SharedMemory()
+        extent, (layer,) = memory.empty(1, (4, 8), torch.float32)
+        layer.fill_(3)
+        assert bool((extent.tensors(extent.slab.map())[0] == 3).all())
+        memory.close()
+        return
+
+    def forbidden(name: str) -> int:
+        raise PermissionError("seccomp")
+
+    monkeypatch.setattr(os, "memfd_create", forbidden)
+    capture = Capture.__new__(Capture)
+    capture.memory, capture.shares_memory = SharedMemory(), True
+    assert capture.sample() is None
+    capture.shares_memory = True  # and if it only begins to fail in the middle of a job
+    states = capture._memory_for(5, [torch.ones(2, 8), torch.ones(2, 8)])
+    assert (states.extent, [layer.shape for layer in states.layers]) == (None, [(5, 8), (5, 8)])
+    assert not capture.shares_memory
+
+
+def test_a_slab_that_cannot_be_made_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int, size: int) -> None:
+        raise OSError("File too large")
+
+    before = _descriptors()
+    monkeypatch.setattr(os, "ftruncate", full)
+    with pytest.raises(OSError, match="too large"):
+        SharedMemory().empty(1, (4, 8), torch.float32)
+    assert _descriptors() == before
+
+
+def _worker(extractor: Extractor) -> int:
+    (process,) = extractor.generator.executor.collective_rpc(lambda worker: __import__("os").getpid())
+    return int(process)
+
+
+def test_where_memory_cannot_be_mapped_states_are_right_all_the_same(
+    checkpoints: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def elsewhere(slab: Slab) -> None:
+        raise FileNotFoundError(f"/proc/{slab.process}/fd/{slab.descriptor}")
+
+    monkeypatch.setattr(Slab, "map", elsewhere)
+    with Extractor(checkpoints, "llama") as extractor:
+        extractor.check(PROMPTS)
+        extractor.check(PROMPTS[:3])
+    assert len([record for record in caplog.records if "states are pickled" in record.message]) == 1
