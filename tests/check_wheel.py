@@ -16,9 +16,11 @@ def check(path: str) -> None:
     required = [line.split(":")[1].strip() for line in metadata.splitlines() if line.startswith("Requires-Dist")]
     brought_along = [line for line in required if line.startswith(PEERS) and "extra ==" not in line]
     assert not brought_along, f"installing would touch {brought_along}"
-    assert "speculators_compat/py.typed" in names
+    expected = {"speculators_compat/py.typed", "speculators_compat/known_pairs.json", "speculators_compat_trial.py"}
+    assert expected <= set(names), expected - set(names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert "[vllm.general_plugins]\nspeculators_compat = speculators_compat_plugin:register" in entry_points
+    assert "[console_scripts]\nspeculators-compat = speculators_compat.cli:main" in entry_points
     assert not [name for name in names if not name.startswith("speculators_compat")]
     print(f"{path}: {len(names)} files, requires {required}")
 

@@ -59,14 +59,19 @@ def run_python(tmp_path: Path) -> RunPython:
     def run(source: str, **environment: str) -> subprocess.CompletedProcess[str]:
         script = tmp_path / "script.py"
         script.write_text(textwrap.dedent(source))
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("SPECULATORS_COMPAT_")}
-        return subprocess.run(
-            [sys.executable, str(script)],
-            env={**kept, "PYTHONPATH": str(tmp_path), **environment},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        return fresh_python(tmp_path, str(script), **environment)
 
     return run
+
+
+def fresh_python(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs Python, in a fresh process that can import what is in `folder`, and in which nothing is switched off."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("SPECULATORS_COMPAT_")}
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env={**kept, "PYTHONPATH": str(folder), **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )

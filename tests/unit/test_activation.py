@@ -87,7 +87,7 @@ importlib.reload(speculators_compat)
 speculators_compat.activate()
 assert upstream.Request is patched
 assert is_patched()
-assert len([f for f in sys.meta_path if type(f).__name__ == "PostImportFinder"]) == 1
+assert len([f for f in sys.meta_path if type(f).__name__ == "UpstreamFinder"]) == 1
 """
         )
     )
@@ -296,6 +296,121 @@ speculators_compat.deactivate()
 import speculators.data_generation
 speculators_compat.activate()
 assert speculators_compat.status().patched
+"""
+        )
+    )
+
+
+def test_a_speculators_without_the_generator_says_what_to_do(run_python: RunPython) -> None:
+    """In whatever way it is imported; and nothing else of speculators is touched."""
+    ok(
+        run_python(
+            """
+import os
+os.environ["SPECULATORS_COMPAT_SPECULATORS_VERSION"] = "0.9.0"
+import pathlib, speculators
+folder = pathlib.Path(speculators.__file__).parent / "data_generation"
+(folder / "vllm_hidden_states_generator.py").unlink()
+(folder / "__init__.py").write_text("")
+(folder / "vllm_client.py").write_text("client = 1")
+import speculators_compat
+import speculators.data_generation as package
+assert not hasattr(package, "VllmHiddenStatesGenerator")
+from speculators.data_generation.vllm_client import client
+for statement in (
+    "from speculators.data_generation.vllm_hidden_states_generator import VllmHiddenStatesGenerator",
+    "from speculators.data_generation import VllmHiddenStatesGenerator",
+    "import speculators.data_generation.vllm_hidden_states_generator",
+):
+    try:
+        exec(statement)
+    except ImportError as error:
+        assert isinstance(error, speculators_compat.RemovedError), error
+        assert "0.5.0 removed VllmHiddenStatesGenerator" in str(error) and "speculators==0.4.0.1" in str(error), error
+    else:
+        raise SystemExit(statement)
+try:
+    from speculators.data_generation import something_else
+except ImportError as error:
+    assert not isinstance(error, speculators_compat.RemovedError)
+else:
+    raise SystemExit("it was imported")
+"""
+        )
+    )
+
+
+def test_an_import_that_vllm_cannot_serve_names_the_versions(run_python: RunPython) -> None:
+    process = run_python(
+        """
+import os, pathlib, sys
+os.environ["SPECULATORS_COMPAT_VLLM_VERSION"] = "0.99.0"
+import speculators
+root = pathlib.Path(speculators.__file__).parents[1]
+(root / "vllm").mkdir()
+(root / "vllm" / "__init__.py").write_text("")
+module = root / "speculators" / "data_generation" / "vllm_hidden_states_generator.py"
+module.write_text("from vllm.utils.hashing import get_hash_fn_by_name")
+import speculators_compat
+try:
+    from speculators.data_generation import VllmHiddenStatesGenerator
+except speculators_compat.ContractError as error:
+    assert "vllm 0.99.0" in str(error) and "No module named 'vllm.utils'" in str(error) and "Tested" in str(error), error
+else:
+    raise SystemExit("it was imported")
+module.write_text("import a_module_of_somebody_else")
+try:
+    from speculators.data_generation import VllmHiddenStatesGenerator
+except ModuleNotFoundError as error:
+    assert error.name == "a_module_of_somebody_else"
+else:
+    raise SystemExit("it was imported")
+"""
+    )
+    ok(process)
+    assert "imports what vllm 0.99.0" in process.stderr
+
+
+def test_preparations_come_before_their_module_and_can_be_switched_off(run_python: RunPython) -> None:
+    source = """
+from fake_adapters import *
+from speculators_compat.adapter import Preparation
+import sys
+seen = []
+def look(name): return lambda: seen.append((name, "VllmHiddenStatesGenerator" in vars(sys.modules.get(GENERATOR_MODULE, sys))))
+import dataclasses
+first = dataclasses.replace(adapter("first"), preparations=(Preparation("speculators", look("speculators")),))
+second = dataclasses.replace(adapter("second"), preparations=(Preparation(GENERATOR_MODULE, look(GENERATOR_MODULE)),))
+install(first, second)
+import speculators_compat
+import speculators
+import speculators.data_generation
+print([name for name, done in seen])
+assert not any(done for name, done in seen)
+look(GENERATOR_MODULE)()
+assert seen[-1][1], "the check is worth nothing"
+"""
+    process = run_python(source)
+    ok(process)
+    assert "['speculators', 'speculators.data_generation.vllm_hidden_states_generator']" in process.stdout
+    switch = "import os; os.environ['SPECULATORS_COMPAT_DISABLE'] = 'first'\nimport speculators\n"
+    process = run_python(source.replace("import speculators\n", switch))
+    ok(process)
+    assert "['speculators.data_generation.vllm_hidden_states_generator']" in process.stdout
+
+
+def test_until_it_is_imported_speculators_has_a_loader_that_answers(run_python: RunPython) -> None:
+    ok(
+        run_python(
+            """
+import importlib.util, pkgutil
+import speculators_compat
+loader = importlib.util.find_spec("speculators").loader
+assert loader.is_package("speculators") and loader.get_code("speculators") is not None
+import pathlib
+root = pathlib.Path(loader.get_filename("speculators")).parent
+(root / "data.txt").write_text("text")
+assert loader.get_data(str(root / "data.txt")) == b"text"
 """
         )
     )
