@@ -107,6 +107,9 @@ class Rows:
     def __len__(self) -> int:
         return sum(map(len, self._prompts.values()))
 
+    def __bool__(self) -> bool:
+        return bool(self._joined)  # as ambiguous as a tensor's, lest one be taken for a list of layers
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._joined, name)
 

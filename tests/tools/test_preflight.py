@@ -8,7 +8,9 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -142,13 +144,18 @@ def test_a_model_that_vllm_does_not_have_is_said_to_be_so(checkpoints: Path, tmp
     assert "NoSuchForCausalLM" in answer["problems"][0]
 
 
+@pytest.fixture
+def scratch() -> Iterator[Path]:
+    """A folder for temporary files with a short name: vLLM has sockets there, whose paths have 107 characters at most."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield Path(folder)
+
+
 @pytest.mark.parametrize(
     "number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name
 )
-def test_nothing_is_left_when_it_is_ended(checkpoints: Path, tmp_path: Path, number: signal.Signals) -> None:
+def test_nothing_is_left_when_it_is_ended(checkpoints: Path, tmp_path: Path, scratch: Path, number: signal.Signals) -> None:
     model = config_only(checkpoints, "llama", tmp_path)
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
     process = subprocess.Popen(
         [sys.executable, "-m", "speculators_compat", "preflight", str(model)],
         env={**os.environ, "TMPDIR": str(scratch)},

@@ -92,8 +92,8 @@ class CapturingExecutor(Proxy):
         reply = self.__wrapped__.collective_rpc(method, *args, **kwargs)
         if method == "_setup_hidden_states_capture":
             self._self_ask_workers()
-        if method != "_get_captured_states" or reply is None:
-            return reply
+        if method != "_get_captured_states" or reply is None or (isinstance(reply, dict) and not reply):
+            return reply  # of nothing, upstream makes an error
         if isinstance(reply, CapturedStates):
             return self._self_deliver(reply)
         if isinstance(reply, list) and any(isinstance(one, CapturedStates) for one in reply):  # vLLM 0.11.0 lists replies
