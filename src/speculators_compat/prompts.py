@@ -71,7 +71,7 @@ def normalize_prompts(
                 f"prompt {index} has 1 token, expected at least 2: the model has recurrent layers, and vLLM would run it as a "
                 "decoding step, from the state that another prompt has left. Leave such samples out."
             )
-        for token in placeholders.keys() & set(prompt):
+        for token in placeholders.keys() & set(prompt) if placeholders else ():
             raise PromptError(
                 f"prompt {index}, position {prompt.index(token)}: token id {token} is a placeholder ({placeholders[token]}), "
                 "whose embedding an encoder would make; hidden states are extracted from text only. Leave such samples out."
@@ -89,11 +89,9 @@ def _normalize(prompt: Any, index: int, vocabulary_size: int) -> list[int]:
     ids = prompt.tolist() if hasattr(prompt, "tolist") else list(prompt)
     if not ids:
         raise PromptError(f"prompt {index} is empty; expected at least one token id")
-    for position, token in enumerate(ids):
-        if type(token) is int and 0 <= token < vocabulary_size:
-            continue
-        ids[position] = _as_id(token, index, position, vocabulary_size)
-    return ids
+    if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < vocabulary_size:  # nearly always, and 20 times as fast
+        return ids
+    return [_as_id(token, index, position, vocabulary_size) for position, token in enumerate(ids)]
 
 
 def _as_id(token: Any, index: int, position: int, vocabulary_size: int) -> int:

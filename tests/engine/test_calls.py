@@ -228,7 +228,7 @@ def test_an_exception_in_a_worker(llama: Extractor) -> None:
 
     def break_once(worker: Any) -> None:
         capture = worker._capture
-        capture.place = lambda rows: (delattr(capture, "place"), 1 / 0)
+        capture._carry = lambda rows, ready: (delattr(capture, "_carry"), 1 / 0)
 
     llama.generator.executor.collective_rpc(break_once)
     with pytest.raises(CaptureError, match="division by zero"):

@@ -49,12 +49,18 @@ def set_up_taps(wrapped: Callable[..., Any], worker: Any, args: tuple[Any, ...],
             runner,
             {index: layers[index] for index in targets},
             {index: forms[index] for index in targets},
-            lambda rows: worker._store_captured_states(rows),
+            (lambda rows: worker._store_captured_states(rows)) if _overrides_store(worker) else None,
             scale,
         )
         worker._sample, worker._share_no_memory = worker._capture.sample(), worker._capture.share_no_memory
+        worker._end_steps = worker._capture.end_steps  # for two_phase_step
 
     set_up(*args, **kwargs)
+
+
+def _overrides_store(worker: Any) -> bool:
+    """Whether users see states on their way, before they are placed."""
+    return getattr(worker._store_captured_states, "_self_wrapper", None) is not place_states
 
 
 def begin_capture(wrapped: Callable[..., Any], worker: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

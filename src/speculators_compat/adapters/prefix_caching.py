@@ -8,6 +8,7 @@ from typing import Any
 
 from speculators_compat.adapter import Adapter, Finding, executor, generator_global, require
 from speculators_compat.errors import ConfigurationError
+from speculators_compat.extraction import current
 
 logger = logging.getLogger("speculators_compat")
 
@@ -32,6 +33,14 @@ def switched_off(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ..
     return wrapped(*args, **kwargs)
 
 
+def without_hashes(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Let nobody hash the blocks of a request: it takes 10 s for a million tokens, and only prefix caching would read them."""
+    extraction = current()
+    if extraction is not None and not extraction.generator.vllm_config.cache_config.enable_prefix_caching:
+        kwargs.pop("block_hasher", None)
+    return wrapped(*args, **kwargs)
+
+
 def probe() -> Finding:
     from vllm.config import CacheConfig
 
@@ -49,5 +58,9 @@ ADAPTER = Adapter(
     broken_by="vllm/config/cache.py, 0.12.0: enable_prefix_caching became True by default",
     removable_when="speculators turns prefix caching off in every configuration (0.4 does in its own)",
     probe=probe,
-    patches=(generator_global("CacheConfig", built_without), executor(switched_off)),
+    patches=(
+        generator_global("CacheConfig", built_without),
+        executor(switched_off),
+        generator_global("Request", without_hashes),
+    ),
 )

@@ -15,6 +15,12 @@ from speculators_compat.patching import Proxy, proxied
 class WholeStepExecutor(Proxy):
     """An executor whose `execute_model` ends the step, and whose `sample_tokens` accepts that it has ended."""
 
+    def collective_rpc(self, method: Any, *args: Any, **kwargs: Any) -> Any:
+        reply = self.__wrapped__.collective_rpc(method, *args, **kwargs)
+        if method == "_setup_hidden_states_capture" and all(self.__wrapped__.collective_rpc(hasattr, args=("_end_steps",))):
+            self.__wrapped__.collective_rpc("_end_steps")  # in the workers, so that nobody waits for tokens
+        return reply
+
     def execute_model(self, scheduler_output: Any) -> Any:
         output = self.__wrapped__.execute_model(scheduler_output)
         return self.__wrapped__.sample_tokens(None) if output is None else output

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from speculators_compat.errors import CaptureError
 from speculators_compat.worker.model_runner import ModelRunner, RowSpan
+from speculators_compat.worker.offload import Offload, event
 from speculators_compat.worker.residual_stream import StreamForm, read_stream
 from speculators_compat.worker.shared_memory import Extent, SharedMemory, Slab
 
@@ -23,14 +24,22 @@ class PromptStates:
     """The hidden states of one prompt.
 
     Attributes:
-        layers: One CPU tensor `[prompt_length, hidden_size]` per captured layer, in ascending layer order.
+        layers: One CPU tensor `[prompt_length, hidden_size]` per captured layer, in ascending layer order; none if they are in
+            memory that is shared.
         computed: One byte per token position, 1 where its states have been placed.
-        extent: Where the layers are in memory that is shared; None if they are not.
+        extent: Where in shared memory the layers are.
     """
 
     layers: list[Tensor]
     computed: bytearray
     extent: Extent | None = None
+
+    def write(self, layer: int, position: int, rows: Tensor) -> None:
+        """Put rows, a CPU tensor, at their token position."""
+        if self.extent is not None:
+            self.extent.write(layer, position, rows)
+        else:
+            self.layers[layer][position : position + len(rows)] = rows
 
 
 @dataclass
@@ -52,7 +61,8 @@ class Capture:
         layers: The decoder layers to tap, by index; none on ranks that do not capture.
         forms: How each of them returns the residual stream.
         scale: What states are multiplied by, to undo a scaling of the stream within the model.
-        store: Called after each forward pass with one tensor `[rows, hidden_size]` per layer, in ascending layer order.
+        store: Called after each forward pass with one tensor `[rows, hidden_size]` per layer, in ascending layer order, to call
+            `place` in turn. Without it they are placed at once, each as soon as its layer has run.
     """
 
     def __init__(
@@ -60,7 +70,7 @@ class Capture:
         model_runner: Any,
         layers: Mapping[int, nn.Module],
         forms: Mapping[int, StreamForm],
-        store: Callable[[list[Tensor]], None],
+        store: Callable[[list[Tensor]], None] | None = None,
         scale: float = 1.0,
     ) -> None:
         self.model_runner = model_runner
@@ -71,9 +81,13 @@ class Capture:
         self.scheduler_output: Any = None
         self.spans: Sequence[RowSpan] = ()
         self.states: dict[int, Tensor] = {}
+        self.ready: dict[int, Any] = {}
         self.captured: CapturedStates | None = None
+        self.offload = Offload()
         self.memory = SharedMemory()
         self.shares_memory = True
+        self.ends_steps = False
+        self._order = {index: order for order, index in enumerate(sorted(layers))}
         self._taps = [layer.register_forward_hook(self._tap(index)) for index, layer in layers.items()]
         self._execute_model = model_runner.execute_model
         model_runner.execute_model = self.execute_model
@@ -83,6 +97,7 @@ class Capture:
         for tap in self._taps:
             tap.remove()
         self.model_runner.execute_model = self._execute_model
+        self.offload.close()
         self.memory.close()
 
     def share_no_memory(self, reason: object = "the caller cannot map it") -> None:
@@ -90,6 +105,10 @@ class Capture:
         if self.shares_memory:
             logger.warning("memory cannot be shared (%s): hidden states are pickled, which is several times slower", reason)
         self.shares_memory = False
+
+    def end_steps(self) -> None:
+        """End steps after their forward pass from now on, where that can be done: the next begins while the device computes."""
+        self.ends_steps = self.steps.can_end_early()
 
     def sample(self) -> Slab | None:
         """A slab by which the caller can see whether it can map this process's memory; None if there is none to be had."""
@@ -101,36 +120,41 @@ class Capture:
 
     def begin(self) -> None:
         """Forget earlier states and capture from now on."""
+        self.offload.finish()  # those of a call that was given up are under way, to memory that is let go
         self.memory.close()
         self.captured = CapturedStates()
 
     def end(self) -> CapturedStates | None:
         """Stop capturing, and give away what has been captured, or where it is; None if nothing was begun."""
+        error = self.offload.finish()
         captured, self.captured = self.captured, None
-        for prompt in captured.prompts.values() if captured is not None else ():
-            if prompt.extent is not None:
-                prompt.layers = []
+        if error is not None and captured is not None:
+            captured.failure = captured.failure or f"{type(error).__name__}: {error}"
         return captured
 
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         """The model runner's step, with the states that its forward pass yields stored afterwards."""
         if kwargs.get("dummy_run"):  # Model Runner V2 has its own dummy batches go this way
             return self._execute_model(scheduler_output, *args, **kwargs)
-        self.states = {}
+        self.states, self.ready = {}, {}
         capturing = bool(self._taps) and self.captured is not None and scheduler_output.total_num_scheduled_tokens > 0
         self.scheduler_output = scheduler_output if capturing else None
         try:
             output = self._execute_model(scheduler_output, *args, **kwargs)
             if capturing:
                 self._guarded(self._store_step)
-            return output
+            return self.steps.end_step(output) if self.ends_steps and self.captured is not None else output
         finally:
             self.scheduler_output = None
             self.states = {}
 
     def _store_step(self) -> None:
         self.spans = self.steps.rows_of_step(self.scheduler_output)
-        self.store([self.states[index] for index in sorted(self.states)])
+        rows = [self.states[index] for index in sorted(self.states)]
+        if self.store is not None:
+            self.store(rows)
+        else:
+            self._carry(rows, [self.ready[index] for index in sorted(self.ready)])
 
     def _tap(self, index: int) -> Callable[..., None]:
         def tap(layer: nn.Module, args: Any, output: Any) -> None:
@@ -142,6 +166,7 @@ class Capture:
     def _read(self, index: int, output: Any) -> None:
         if index in self.states:
             raise CaptureError(f"decoder layer {index} ran twice in one step")
+        self.offload.wait(self._order[index])  # so that there is one step's state of a layer on the device, and no more
         state = read_stream(self.forms[index], output)
         if (scale := self.scale) != 1:
             state.mul_(scale)
@@ -151,6 +176,7 @@ class Capture:
                     "Run it in bfloat16."
                 )
         self.states[index] = state
+        self.ready[index] = event() if state.is_cuda else None
 
     def place(self, rows: Sequence[Tensor]) -> None:
         """Put the rows of the step that has just run where they belong.
@@ -161,6 +187,10 @@ class Capture:
         Raises:
             CaptureError: If there are fewer layers or rows than expected.
         """
+        self._carry(rows, [None] * len(rows))
+
+    def _carry(self, rows: Sequence[Tensor], ready: Sequence[Any]) -> None:
+        """Have rows carried to where they belong, each layer's when its event has come."""
         captured = self.captured
         if captured is None:
             raise CaptureError("states were stored while no extraction is in progress")
@@ -169,17 +199,17 @@ class Capture:
         total = sum(span.count for span in self.spans)
         if short := [len(layer) for layer in rows if len(layer) < total]:
             raise CaptureError(f"a layer ran on {short[0]} rows, but the step has {total} tokens")
-        on_host = [layer[:total].cpu() for layer in rows]
+        places: list[tuple[RowSpan, PromptStates]] = []
         for span in self.spans:
+            if (count := min(span.count, span.prompt_length - span.position)) <= 0:
+                continue
             prompt = captured.prompts.get(span.request_id)
             if prompt is None:
-                prompt = captured.prompts[span.request_id] = self._memory_for(span.prompt_length, on_host)
-            end = min(span.position + span.count, span.prompt_length)
-            if (count := end - span.position) <= 0:
-                continue
-            for target, layer in zip(prompt.layers, on_host, strict=True):
-                target[span.position : end] = layer[span.row : span.row + count]
-            prompt.computed[span.position : end] = b"\x01" * count
+                prompt = captured.prompts[span.request_id] = self._memory_for(span.prompt_length, rows)
+            prompt.computed[span.position : span.position + count] = b"\x01" * count
+            places.append((replace(span, count=count), prompt))
+        for order, (layer, came) in enumerate(zip(rows, ready, strict=True)):
+            self.offload.start(order, layer[:total], came, _writer(order, places))
 
     def _memory_for(self, tokens: int, like: Sequence[Tensor]) -> PromptStates:
         import torch
@@ -187,8 +217,10 @@ class Capture:
         shapes = [(tokens, *layer.shape[1:]) for layer in like]
         if self.shares_memory and len({(shape, layer.dtype) for shape, layer in zip(shapes, like, strict=True)}) == 1:
             try:
-                extent, layers = self.memory.empty(len(like), shapes[0], like[0].dtype)
-                return PromptStates(layers, bytearray(tokens), extent)
+                extent = self.memory.empty(len(like), shapes[0], like[0].dtype)
+                if like[0].is_cuda:
+                    self.offload.meanwhile(extent.allocate)
+                return PromptStates([], bytearray(tokens), extent)
             except OSError as error:
                 self.share_no_memory(error)
         layers = [torch.empty(shape, dtype=layer.dtype) for shape, layer in zip(shapes, like, strict=True)]
@@ -201,3 +233,15 @@ class Capture:
             logger.exception("hidden states of this step could not be captured")
             if self.captured is not None and self.captured.failure is None:
                 self.captured.failure = f"{type(error).__name__}: {error}"
+
+
+def _writer(layer: int, places: Sequence[tuple[RowSpan, PromptStates]]) -> Callable[[int, Tensor], None]:
+    """What writes rows of a layer that have come to the host, given the number of the first, to the prompts they are of."""
+
+    def write(first: int, rows: Tensor) -> None:
+        for span, prompt in places:
+            start, end = max(span.row, first), min(span.row + span.count, first + len(rows))
+            if start < end:
+                prompt.write(layer, span.position + start - span.row, rows[start - first : end - first])
+
+    return write

@@ -103,6 +103,38 @@ class ModelRunner:
             )
         return spans
 
+    def can_end_early(self) -> bool:
+        """Whether steps can be ended by `end_step`; if so, they are made ready for it.
+
+        What waits for a step's sampled tokens waits for all of it, among the rest for its inputs to be read from host memory
+        that the next step overwrites. vLLM has an event for that which it uses when it schedules asynchronously
+        (`synchronize_input_prep`, the same since 0.11.1), so it is given it.
+        """
+        import torch
+
+        runner = self.runner
+        if not (hasattr(runner, "execute_model_state") and hasattr(runner, "prepare_inputs_event")):
+            return False
+        if runner.device.type == "cuda" and runner.prepare_inputs_event is None:
+            runner.prepare_inputs_event = torch.cuda.Event(blocking=True)
+        return runner.device.type in ("cuda", "cpu")
+
+    def end_step(self, output: Any) -> Any:
+        """End a step after its forward pass, without sampling tokens that nobody wants.
+
+        Args:
+            output: What `execute_model` has returned: None if it expects `sample_tokens` to follow.
+
+        Returns:
+            An output without tokens, or `output` if there was nothing to end.
+        """
+        from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
+
+        if output is not None or self.runner.kv_connector_output is not None:
+            return output
+        self.runner.execute_model_state = None
+        return EMPTY_MODEL_RUNNER_OUTPUT
+
     def _batch(self) -> Iterator[tuple[str, int, int]]:
         """Id, number of tokens computed before the step, and prompt length of each request, in the order of the rows."""
         batch, requests = self.runner.input_batch, self.runner.requests
@@ -115,6 +147,10 @@ class ModelRunnerV2(ModelRunner):
 
     def run_dummy_batch(self, tokens: int) -> None:
         self.runner._dummy_run(tokens, skip_attn=True, is_profile=True)
+
+    def can_end_early(self) -> bool:
+        """It cannot: kernels read the batch from host memory while they run, and what guards that is not known."""
+        return False
 
     def _batch(self) -> Iterator[tuple[str, int, int]]:
         batch, states = self.runner.execute_model_state.input_batch, self.runner.req_states

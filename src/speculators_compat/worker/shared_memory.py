@@ -2,14 +2,17 @@
 
 It is that of anonymous files (`memfd_create`). No limit on /dev/shm applies to them, which a container may have set to 64 MB,
 and they are gone with the last process that maps them, however it ends. The caller opens them through /proc, as a parent may.
+The worker writes and does not map: fresh pages cost less that way, and memory that has run out is an error, not a signal.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
-import mmap
 import os
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 SLAB_BYTES = 8 * 2**20
 SLAB_SHARE = 32
 ALIGNMENT = 64
+SAMPLE_BYTES = 64
 
 
 @dataclass(frozen=True)
@@ -100,13 +104,39 @@ class Extent:
         starts = (self.offset + layer * count * self.dtype.itemsize for layer in range(self.layers))
         return [torch.frombuffer(memory, dtype=self.dtype, count=count, offset=at).view(self.shape) for at in starts]
 
+    def allocate(self) -> None:
+        """Get the memory now, in the worker, if it is to be had: what is written later is written faster."""
+        with suppress(OSError):
+            os.posix_fallocate(self.slab.descriptor, self.offset, self.layers * prod(self.shape) * self.dtype.itemsize)
+
+    def write(self, layer: int, position: int, rows: Tensor) -> None:
+        """Write states, in the worker.
+
+        Args:
+            layer: Which of the layers.
+            position: Token position of the first row.
+            rows: A CPU tensor `[rows, hidden_size]` of the extent's dtype.
+
+        Raises:
+            OSError: If there is no memory left.
+        """
+        import torch
+
+        row_bytes = prod(self.shape[1:]) * self.dtype.itemsize
+        left = memoryview(rows.reshape(-1).view(torch.uint8).numpy())
+        offset = self.offset + (layer * self.shape[0] + position) * row_bytes
+        while left:
+            written = os.pwrite(self.slab.descriptor, left, offset)
+            left, offset = left[written:], offset + written
+
 
 class SharedMemory:
     """Hands out memory of slabs."""
 
     def __init__(self) -> None:
-        self._slabs: list[tuple[Slab, mmap.mmap]] = []
+        self._slabs: list[Slab] = []
         self._used = 0
+        self._closing: threading.Thread | None = None
 
     def sample(self) -> Slab:
         """A slab by which another process can see whether it can map them.
@@ -114,38 +144,41 @@ class SharedMemory:
         Raises:
             OSError: If none can be made.
         """
-        return self._add(mmap.PAGESIZE)
+        return self._add(SAMPLE_BYTES)
 
-    def empty(self, layers: int, shape: tuple[int, ...], dtype: Any) -> tuple[Extent, list[Tensor]]:
-        """Memory for the states of one prompt: where it is, and a tensor of `shape` and `dtype` for each layer.
+    def empty(self, layers: int, shape: tuple[int, ...], dtype: Any) -> Extent:
+        """Memory for the states of one prompt, a tensor of `shape` and `dtype` for each layer.
 
         Raises:
             OSError: If no more can be had.
         """
         needed = layers * prod(shape) * dtype.itemsize
-        if not self._slabs or self._used + needed > self._slabs[-1][0].size:
-            self._add(max(needed, SLAB_BYTES, sum(slab.size for slab, _ in self._slabs) // SLAB_SHARE))
-        slab, memory = self._slabs[-1]
-        extent = Extent(slab, self._used, layers, shape, dtype)
+        if not self._slabs or self._used + needed > self._slabs[-1].size:
+            self._add(max(needed, SLAB_BYTES, sum(slab.size for slab in self._slabs) // SLAB_SHARE))
+        extent = Extent(self._slabs[-1], self._used, layers, shape, dtype)
         self._used += -(-needed // ALIGNMENT) * ALIGNMENT
-        return extent, extent.tensors(memory)
+        return extent
 
     def close(self) -> None:
-        """Let go of the slabs; processes that have mapped them keep them."""
-        for slab, _ in self._slabs:
-            os.close(slab.descriptor)
-        self._slabs.clear()
+        """Let go of the slabs; processes that have mapped them keep them.
+
+        The last to let go frees the memory, which takes 0.1 s for a few gigabytes, so that is done in a thread.
+        """
+        if self._closing is not None:
+            self._closing.join()
+        slabs, self._slabs = self._slabs, []
+        self._closing = threading.Thread(target=_close, args=(slabs,))
+        self._closing.start()
 
     def _add(self, size: int) -> Slab:
-        slab = Slab.make(size)
-        try:
-            memory = mmap.mmap(slab.descriptor, size)
-        except OSError:
-            os.close(slab.descriptor)
-            raise
-        self._slabs.append((slab, memory))
+        self._slabs.append(Slab.make(size))
         self._used = 0
-        return slab
+        return self._slabs[-1]
+
+
+def _close(slabs: Sequence[Slab]) -> None:
+    for slab in slabs:
+        os.close(slab.descriptor)
 
 
 def _memfd_create() -> int:

@@ -1,0 +1,94 @@
+"""A peer's own process: `python -m benchmarks.server PEER ADDRESS`, which benchmarks/process.py starts."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import time
+from multiprocessing.connection import Client
+from pathlib import Path
+
+from benchmarks.memory import Watch
+from benchmarks.peers import Peer
+from benchmarks.process import Peak
+from benchmarks.settings import Prompts, Settings
+
+SETTLING = 0.3  # seconds that the operating system takes to have freed some gigabytes
+
+
+class Server:
+    """Does what the parent asks for.
+
+    Args:
+        name: The peer's module.
+    """
+
+    peer: Peer
+
+    def __init__(self, name: str) -> None:
+        self.module = importlib.import_module(f"benchmarks.peers.{name}")
+
+    def start(self, settings: Settings) -> None:
+        self.peer = self.module.start(settings)
+
+    def tap(self, layers: tuple[int, ...]) -> None:
+        self.peer.tap(layers)
+
+    def run(self, prompts: Prompts) -> float:
+        """How long it took, in seconds."""
+        started = time.perf_counter()
+        states = self.peer.run(prompts)
+        seconds = time.perf_counter() - started
+        del states
+        return seconds
+
+    def peak(self, prompts: Prompts) -> Peak:
+        self.peer.run([prompts[0][:2]])  # so that nothing is left of an earlier run
+        time.sleep(SETTLING)
+        self.peer.peak_gpu_bytes()
+        with Watch() as watch:
+            states = self.peer.run(prompts)
+        del states
+        return Peak(watch.rise, self.peer.peak_gpu_bytes())
+
+    def split(self, prompts: Prompts) -> dict[str, float]:
+        return self.peer.split(prompts)
+
+    def states(self, prompts: Prompts, path: Path) -> bool:
+        """Write the states of a run to a file; False if there are none."""
+        import torch
+
+        states = self.peer.run(prompts)
+        if states is not None:
+            torch.save([[layer.float() for layer in layers] for layers in states], path)
+        return states is not None
+
+    def copy(self, count: int) -> float:
+        """How long it takes to copy bytes into fresh memory, in seconds."""
+        import torch
+
+        source = torch.ones(count, dtype=torch.uint8)
+        started = time.perf_counter()
+        source.clone()
+        return time.perf_counter() - started
+
+
+def main(name: str, address: str) -> None:
+    connection = Client(address)
+    server = Server(name)
+    while True:
+        try:
+            what, args = connection.recv()
+        except EOFError:
+            break
+        try:
+            answer = getattr(server, what)(*args)
+        except Exception as error:  # noqa: BLE001 - told to the parent, whatever it is
+            answer = RuntimeError(f"{type(error).__name__}: {error}")
+        connection.send(answer)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    main(*sys.argv[1:])
