@@ -150,6 +150,8 @@ CONTRACTS: dict[str, tuple[str, ...]] = {
     "worker.model_runner": (
         "vllm.forward_context.get_forward_context",
         *of(RUNNER_V1, "requests", "input_batch.req_ids", "input_batch.num_computed_tokens_cpu"),
+        *of(RUNNER_V1, "execute_model_state", "kv_connector_output", "synchronize_input_prep", "prepare_inputs_event"),
+        "vllm.v1.outputs.EMPTY_MODEL_RUNNER_OUTPUT",
         "vllm.v1.worker.gpu_input_batch.CachedRequestState.num_prompt_tokens",
         *of(RUNNER_V2, "execute_model", "_dummy_run", "get_model", "execute_model_state", "req_states"),
         *of("vllm.v1.worker.gpu.input_batch.InputBatch", "req_ids", "idx_mapping_np"),
