@@ -94,6 +94,14 @@ def demo(session: nox.Session) -> None:
 
 
 @nox.session
+def benchmark(session: nox.Session) -> None:
+    """How fast extraction is beside its peers; without arguments, that it runs and all agree, in two minutes on a CPU."""
+    install_engine(session, "0.4.0.1")
+    smoke = ["--shape", "tiny", "--check", "--repeat", "2", "--run", "8x64", "--run", "4x64x2"]
+    session.run("python", "-m", "benchmarks", *(session.posargs or smoke))
+
+
+@nox.session
 def unit(session: nox.Session) -> None:
     """Tests that need no vLLM; seconds."""
     session.install(".", *TEST_TOOLS, *LINT_TOOLS)

