@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 
 from speculators_compat.delivery import Rows, _own
 from speculators_compat.worker.capture import Capture
+from speculators_compat.worker.offload import THREADS, Offload
 from speculators_compat.worker.shared_memory import SLAB_BYTES, Extent, SharedMemory, Slab
 from tests.engine.support import Extractor, prompt
 
@@ -41,6 +43,31 @@ def test_prompts_do_not_overlap(sizes: list[tuple[int, int]], dtype: torch.dtype
             assert layer.shape == shape
             assert bool((layer == torch.tensor(number + index / 4, dtype=dtype)).all())
     memory.close()
+
+
+def test_what_has_been_written_stays_when_memory_is_got_afterwards() -> None:
+    memory = SharedMemory()
+    extent = memory.empty(2, (1000, 64), torch.float32)
+    extent.write(1, 500, torch.full((500, 64), 3.0))
+    before = os.fstat(extent.slab.descriptor).st_blocks
+    extent.allocate()
+    assert os.fstat(extent.slab.descriptor).st_blocks * 512 >= 2 * 1000 * 64 * 4 > before * 512
+    first, second = extent.tensors(extent.slab.map())
+    assert bool((second[500:] == 3).all())
+    assert not first.any()
+    memory.close()
+
+
+def test_everything_has_ended_before_memory_is_let_go() -> None:
+    """A thread that is late would write to a descriptor that is another file's by then."""
+    offload, ended = Offload(), []
+    offload.meanwhile(lambda: 1 / 0)  # type: ignore[arg-type, return-value]
+    for number in range(2 * THREADS):
+        offload.meanwhile(lambda number=number: (time.sleep(0.02), ended.append(number)))  # type: ignore[misc]
+    assert isinstance(offload.finish(), ZeroDivisionError)
+    assert sorted(ended) == list(range(2 * THREADS))
+    assert offload.finish() is None
+    offload.close()
 
 
 def test_slabs_stay_few_however_many_prompts_there_are() -> None:

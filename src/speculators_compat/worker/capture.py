@@ -120,7 +120,7 @@ class Capture:
 
     def begin(self) -> None:
         """Forget earlier states and capture from now on."""
-        self.offload.finish()  # those of a call that was given up are under way, to memory that is let go
+        self.offload.finish()  # states of a call that was given up may be under way, to memory that is let go now
         self.memory.close()
         self.captured = CapturedStates()
 

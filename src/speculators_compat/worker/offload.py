@@ -6,13 +6,18 @@ rows of the next are made, so the device's share is that of one step.
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Collection
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import cache
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+logger = logging.getLogger("speculators_compat")
 
 THREADS = 8
 PINNED_BYTES = 16 * 2**20
@@ -28,6 +33,7 @@ class Offload:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="speculators-compat-offload")
         self._own = threading.local()
         self._under_way: dict[int, list[Future[None]]] = {}
+        self._besides: list[Future[None]] = []
 
     def start(self, layer: int, rows: Tensor, ready: Any, deliver: Deliver) -> None:
         """Begin to carry one layer's rows of a step; those of its step before are waited for.
@@ -56,7 +62,7 @@ class Offload:
 
     def meanwhile(self, action: Callable[[], None]) -> None:
         """Have a thread do something, before what is started later."""
-        self._threads.submit(action)
+        self._besides.append(self._threads.submit(action))
 
     def wait(self, layer: int) -> None:
         """Wait until what was begun for a layer has been delivered.
@@ -64,17 +70,18 @@ class Offload:
         Raises:
             Exception: What `deliver` raised.
         """
-        for piece in self._under_way.pop(layer, ()):
-            piece.result()
+        if error := _first_error(self._under_way.pop(layer, ())):
+            raise error
 
-    def finish(self) -> Exception | None:
-        """Wait for all layers.
+    def finish(self) -> BaseException | None:
+        """Wait for everything: nothing is under way afterwards, whatever it came to.
 
         Returns:
-            The first that `deliver` raised, if it did.
+            The first that was raised, if anything was.
         """
-        pieces = [piece for layer in list(self._under_way) for piece in self._under_way.pop(layer)]
-        return next((error for piece in pieces if isinstance(error := piece.exception(), Exception)), None)
+        everything = [*self._besides, *chain.from_iterable(self._under_way.values())]
+        self._besides, self._under_way = [], {}
+        return _first_error(everything)
 
     def close(self) -> None:
         """End the threads, when all is delivered."""
@@ -106,8 +113,23 @@ class Offload:
         least = rows[0].numel() * rows.itemsize
         if not hasattr(self._own, "stream"):
             self._own.stream = torch.cuda.Stream(rows.device)
-            self._own.pinned = torch.empty(max(PINNED_BYTES, least), dtype=torch.uint8, pin_memory=True)
+            try:
+                self._own.pinned = torch.empty(max(PINNED_BYTES, least), dtype=torch.uint8, pin_memory=True)
+            except RuntimeError as error:
+                _warn_once(f"no memory can be pinned ({error}): hidden states leave the GPU more slowly")
+                self._own.pinned = torch.empty(max(PINNED_BYTES, least), dtype=torch.uint8)
         return self._own.stream, self._own.pinned
+
+
+@cache
+def _warn_once(words: str) -> None:
+    logger.warning(words)
+
+
+def _first_error(pieces: Collection[Future[None]]) -> BaseException | None:
+    """Wait for all of them."""
+    wait(pieces)
+    return next((error for piece in pieces if (error := piece.exception()) is not None), None)
 
 
 def event() -> Any:

@@ -12,7 +12,6 @@ import errno
 import os
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -106,8 +105,10 @@ class Extent:
 
     def allocate(self) -> None:
         """Get the memory now, in the worker, if it is to be had: what is written later is written faster."""
-        with suppress(OSError):
-            os.posix_fallocate(self.slab.descriptor, self.offset, self.layers * prod(self.shape) * self.dtype.itemsize)
+        # Not os.posix_fallocate: where that is not supported, libc writes zeros, maybe over what has been written meanwhile.
+        if (fallocate := getattr(ctypes.CDLL(None), "fallocate", None)) is not None:
+            size = self.layers * prod(self.shape) * self.dtype.itemsize
+            fallocate(self.slab.descriptor, 0, ctypes.c_int64(self.offset), ctypes.c_int64(size))
 
     def write(self, layer: int, position: int, rows: Tensor) -> None:
         """Write states, in the worker.
