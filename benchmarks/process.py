@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass
-from multiprocessing.connection import Listener
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -34,18 +34,25 @@ class PeerProcess:
         settings: What it is started with.
         log: What it prints goes there.
         python: Interpreter, where the peer needs another vLLM.
+
+    Raises:
+        RuntimeError: If it did not start.
     """
 
     def __init__(self, name: str, settings: Settings, log: Path, python: str = sys.executable) -> None:
         self.name = name
-        with tempfile.TemporaryDirectory() as folder, log.open("ab") as output:
-            listener = Listener(str(Path(folder, "peer")))
+        here, there = socket.socketpair()
+        with there, log.open("ab") as output:
+            handle = there.fileno()
             self.process = subprocess.Popen(
-                [python, "-m", "benchmarks.server", name, str(listener.address)], stdout=output, stderr=output
+                [python, "-m", "benchmarks.server", name, str(handle)], stdout=output, stderr=output, pass_fds=[handle]
             )
-            self.connection = listener.accept()
-            listener.close()
-        self.ask("start", settings)
+        self.connection = Connection(here.detach())
+        try:
+            self.ask("start", settings)
+        except RuntimeError:
+            self.close()
+            raise
 
     def ask(self, what: str, *args: Any) -> Any:
         """Have it do something, and wait for the answer.
@@ -53,8 +60,8 @@ class PeerProcess:
         Raises:
             RuntimeError: If it failed.
         """
-        self.connection.send((what, args))
         try:
+            self.connection.send((what, args))
             answer = self.connection.recv()
         except (EOFError, ConnectionError):
             answer = RuntimeError("it ended")

@@ -1,4 +1,4 @@
-"""A peer's own process: `python -m benchmarks.server PEER ADDRESS`, which benchmarks/process.py starts."""
+"""A peer's own process: `python -m benchmarks.server PEER HANDLE`, which benchmarks/process.py starts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib
 import os
 import sys
 import time
-from multiprocessing.connection import Client
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from benchmarks.memory import Watch
@@ -74,8 +74,8 @@ class Server:
         return time.perf_counter() - started
 
 
-def main(name: str, address: str) -> None:
-    connection = Client(address)
+def main(name: str, handle: str) -> None:
+    connection = Connection(int(handle))
     server = Server(name)
     while True:
         try:

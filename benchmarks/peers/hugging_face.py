@@ -48,7 +48,9 @@ class Forward(Peer):
 
 
 def _stream(output: object) -> torch.Tensor:
-    return output[0] if isinstance(output, tuple) else output  # type: ignore[return-value]
+    stream = output[0] if isinstance(output, tuple) else output
+    assert isinstance(stream, torch.Tensor)
+    return stream
 
 
 def start(settings: Settings) -> Peer:

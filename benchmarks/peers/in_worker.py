@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import defaultdict
 from typing import Any
 
 import torch
@@ -20,7 +20,8 @@ def peak_gpu_bytes(worker: Any) -> int | None:
 
 def start_clocks(worker: Any) -> None:
     """Measure how long rows are copied off the device, and written where the caller maps them."""
-    offload, clocks = worker._capture.offload, Counter[str]()
+    offload = worker._capture.offload
+    clocks: defaultdict[str, float] = defaultdict(float)
     copy, start = offload._copy, offload.start
 
     def timed_copy(rows: Any, ready: Any) -> Any:

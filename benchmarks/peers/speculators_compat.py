@@ -6,7 +6,7 @@ import speculators_compat  # noqa: F401  before speculators, as the README says
 
 # isort: split
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -64,7 +64,7 @@ class Extraction(Peer):
             scheduler = scheduler.__wrapped__
         while hasattr(executor, "__wrapped__"):
             executor = executor.__wrapped__
-        clocks = Counter[str]()
+        clocks: defaultdict[str, float] = defaultdict(float)
         executor.collective_rpc(start_clocks)
         with (
             _clock(clocks, scheduler, "schedule", lambda *args: "schedule"),
@@ -82,7 +82,7 @@ def _purpose(method: Any, *args: Any) -> str:
 
 
 @contextmanager
-def _clock(clocks: Counter[str], owner: Any, method: str, name: Callable[..., str]) -> Iterator[None]:
+def _clock(clocks: defaultdict[str, float], owner: Any, method: str, name: Callable[..., str]) -> Iterator[None]:
     """Add the time that a method takes to a clock that is named after its arguments."""
     inner = getattr(owner, method)
 
@@ -91,7 +91,7 @@ def _clock(clocks: Counter[str], owner: Any, method: str, name: Callable[..., st
         try:
             return inner(*args, **kwargs)
         finally:
-            clocks[name(*args)] += time.perf_counter() - started  # type: ignore[assignment]
+            clocks[name(*args)] += time.perf_counter() - started
 
     setattr(owner, method, timed)
     try:
