@@ -18,12 +18,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from speculators_compat.delivery import Rows, _own
+from speculators_compat.errors import CaptureError
 from speculators_compat.worker.capture import Capture
 from speculators_compat.worker.offload import THREADS, Offload
 from speculators_compat.worker.shared_memory import SLAB_BYTES, Extent, SharedMemory, Slab
 from tests.engine.support import Extractor, prompt
 
 PROMPTS = [prompt(300, seed) for seed in range(16)]
+SETTLING = 0.5  # seconds: memory is let go by a thread
 sizes = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 64)), min_size=1, max_size=40)
 
 
@@ -42,6 +44,18 @@ def test_prompts_do_not_overlap(sizes: list[tuple[int, int]], dtype: torch.dtype
         for index, layer in enumerate(extent.tensors(mapped[extent.slab])):
             assert layer.shape == shape
             assert bool((layer == torch.tensor(number + index / 4, dtype=dtype)).all())
+    memory.close()
+
+
+@pytest.mark.parametrize(
+    "rows", [torch.ones(2, 8), torch.ones(2, 9, dtype=torch.bfloat16), torch.ones(5, 8, dtype=torch.bfloat16)]
+)
+def test_rows_that_do_not_fit_are_refused(rows: torch.Tensor) -> None:
+    """They would be written over another prompt's."""
+    memory = SharedMemory()
+    extent = memory.empty(1, (4, 8), torch.bfloat16)
+    with pytest.raises(CaptureError, match="expected the same dtype and width"):
+        extent.write(0, 0, rows)
     memory.close()
 
 
@@ -89,6 +103,7 @@ def test_memory_that_was_let_go_stays_with_whom_has_mapped_it() -> None:
     extent.write(0, 0, torch.full((4, 8), 7.0))
     (mapped,) = extent.tensors(extent.slab.map())
     memory.close()
+    memory.close()  # which waits for the first
     with pytest.raises(OSError, match="fd"):
         extent.slab.map()
     assert bool((mapped == 7).all())
@@ -176,10 +191,12 @@ def test_nothing_grows(extractor: Extractor) -> None:
     worker = _worker(extractor)
     extractor.generator.generate(PROMPTS)
     gc.collect()
+    time.sleep(SETTLING)
     before = (_descriptors(), _descriptors(worker), _mapped_bytes())
     for _ in range(30):
         extractor.generator.generate(PROMPTS)
     gc.collect()
+    time.sleep(SETTLING)
     assert (_descriptors(), _descriptors(worker), _mapped_bytes()) == before
     assert _mapped_bytes() == 0
 

@@ -126,10 +126,11 @@ class Capture:
 
     def end(self) -> CapturedStates | None:
         """Stop capturing, and give away what has been captured, or where it is; None if nothing was begun."""
-        error = self.offload.finish()
+        if (error := self.offload.finish()) is not None:
+            self._note(error)
+        if self.ends_steps:
+            self._guarded(self.steps.wait_for_device)
         captured, self.captured = self.captured, None
-        if error is not None and captured is not None:
-            captured.failure = captured.failure or f"{type(error).__name__}: {error}"
         return captured
 
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
@@ -188,6 +189,8 @@ class Capture:
             CaptureError: If there are fewer layers or rows than expected.
         """
         self._carry(rows, [None] * len(rows))
+        for order in range(len(rows)):
+            self.offload.wait(order)  # so that the caller may go on writing to them
 
     def _carry(self, rows: Sequence[Tensor], ready: Sequence[Any]) -> None:
         """Have rows carried to where they belong, each layer's when its event has come."""
@@ -206,10 +209,11 @@ class Capture:
             prompt = captured.prompts.get(span.request_id)
             if prompt is None:
                 prompt = captured.prompts[span.request_id] = self._memory_for(span.prompt_length, rows)
-            prompt.computed[span.position : span.position + count] = b"\x01" * count
             places.append((replace(span, count=count), prompt))
         for order, (layer, came) in enumerate(zip(rows, ready, strict=True)):
             self.offload.start(order, layer[:total], came, _writer(order, places))
+        for span, prompt in places:
+            prompt.computed[span.position : span.position + span.count] = b"\x01" * span.count
 
     def _memory_for(self, tokens: int, like: Sequence[Tensor]) -> PromptStates:
         import torch
@@ -231,8 +235,11 @@ class Capture:
             action()
         except Exception as error:
             logger.exception("hidden states of this step could not be captured")
-            if self.captured is not None and self.captured.failure is None:
-                self.captured.failure = f"{type(error).__name__}: {error}"
+            self._note(error)
+
+    def _note(self, error: BaseException) -> None:
+        if self.captured is not None and self.captured.failure is None:
+            self.captured.failure = f"{type(error).__name__}: {error}"
 
 
 def _writer(layer: int, places: Sequence[tuple[RowSpan, PromptStates]]) -> Callable[[int, Tensor], None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -108,16 +109,24 @@ class ModelRunner:
 
         What waits for a step's sampled tokens waits for all of it, among the rest for its inputs to be read from host memory
         that the next step overwrites. vLLM has an event for that which it uses when it schedules asynchronously
-        (`synchronize_input_prep`, the same since 0.11.1), so it is given it.
+        (`synchronize_input_prep` in `GPUModelRunner.execute_model`, since 0.11.1), so it is given it.
         """
         import torch
 
         runner = self.runner
-        if not (hasattr(runner, "execute_model_state") and hasattr(runner, "prepare_inputs_event")):
+        guarded = "synchronize_input_prep" in inspect.unwrap(type(runner).execute_model).__code__.co_names
+        if not (guarded and hasattr(runner, "execute_model_state") and hasattr(runner, "prepare_inputs_event")):
             return False
         if runner.device.type == "cuda" and runner.prepare_inputs_event is None:
             runner.prepare_inputs_event = torch.cuda.Event(blocking=True)
         return runner.device.type in ("cuda", "cpu")
+
+    def wait_for_device(self) -> None:
+        """Wait for all that has been launched, where steps end early: nothing else does."""
+        import torch
+
+        if self.runner.device.type == "cuda":
+            torch.cuda.current_stream().synchronize()
 
     def end_step(self, output: Any) -> Any:
         """End a step after its forward pass, without sampling tokens that nobody wants.

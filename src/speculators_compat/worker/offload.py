@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection
+from collections import defaultdict
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache
 from itertools import chain
@@ -30,9 +31,13 @@ class Offload:
     """Threads that copy rows to the host and deliver them there. Rows that are on the host are delivered at once."""
 
     def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="speculators-compat-offload")
         self._own = threading.local()
-        self._under_way: dict[int, list[Future[None]]] = {}
+        self._error: BaseException | None = None
+        self._renew()
+
+    def _renew(self) -> None:
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="speculators-compat-offload")
+        self._under_way: defaultdict[int, list[Future[None]]] = defaultdict(list)
         self._besides: list[Future[None]] = []
 
     def start(self, layer: int, rows: Tensor, ready: Any, deliver: Deliver) -> None:
@@ -40,52 +45,63 @@ class Offload:
 
         Args:
             layer: Which layer.
-            rows: `[rows, ...]` on any device; must not be written to any more.
+            rows: `[rows, ...]` on any device; must not be written to until they have been waited for.
             ready: CUDA event after which they are what they are to be; None for now.
-            deliver: Called with the number of the first row and a CPU tensor of rows, which is overwritten afterwards.
-
-        Raises:
-            Exception: What `deliver` raised for the layer's step before.
+            deliver: Called with the number of the first row and a CPU tensor of rows, which is overwritten afterwards. What it
+                raises comes from `finish`.
         """
         self.wait(layer)
         if not rows.is_cuda:
-            deliver(0, rows.cpu())
+            self._keeping_errors(deliver, 0, rows.cpu())
             return
         ready = ready or event()
         row_bytes = rows[0].numel() * rows.itemsize
         share = min(max(rows.numel() * rows.itemsize / THREADS, LEAST_BYTES), PINNED_BYTES)
         at_once = max(1, int(share / row_bytes))
-        self._under_way[layer] = [
-            self._threads.submit(self._carry, rows[first : first + at_once], first, ready, deliver)
-            for first in range(0, len(rows), at_once)
-        ]
+        for first in range(0, len(rows), at_once):
+            piece = self._submit(self._carry, rows[first : first + at_once], first, ready, deliver)
+            self._under_way[layer].append(piece)
 
     def meanwhile(self, action: Callable[[], None]) -> None:
         """Have a thread do something, before what is started later."""
-        self._besides.append(self._threads.submit(action))
+        self._besides.append(self._submit(action))
 
     def wait(self, layer: int) -> None:
-        """Wait until what was begun for a layer has been delivered.
-
-        Raises:
-            Exception: What `deliver` raised.
-        """
-        if error := _first_error(self._under_way.pop(layer, ())):
-            raise error
+        """Wait until what was begun for a layer has been delivered."""
+        wait(self._under_way.pop(layer, ()))
 
     def finish(self) -> BaseException | None:
         """Wait for everything: nothing is under way afterwards, whatever it came to.
 
         Returns:
-            The first that was raised, if anything was.
+            The first that was raised since the last time, if anything was.
         """
-        everything = [*self._besides, *chain.from_iterable(self._under_way.values())]
-        self._besides, self._under_way = [], {}
-        return _first_error(everything)
+        wait([*self._besides, *chain.from_iterable(self._under_way.values())])
+        self._besides.clear()
+        self._under_way.clear()
+        error, self._error = self._error, None
+        return error
 
     def close(self) -> None:
         """End the threads, when all is delivered."""
         self._threads.shutdown()
+
+    def _submit(self, action: Callable[..., None], *args: Any) -> Future[None]:
+        try:
+            return self._threads.submit(self._keeping_errors, action, *args)
+        except RuntimeError as error:
+            # No more threads can be had. Some of what has been queued might run when nobody waits for it any more.
+            self._threads.shutdown(cancel_futures=True)
+            self._renew()
+            self._error = self._error or error
+            raise
+
+    def _keeping_errors(self, action: Callable[..., None], *args: Any) -> None:
+        try:
+            action(*args)
+        except Exception as error:
+            logger.exception("hidden states of a step could not be carried to the host")
+            self._error = self._error or error
 
     def _carry(self, rows: Tensor, first: int, ready: Any, deliver: Deliver) -> None:
         import torch
@@ -124,12 +140,6 @@ class Offload:
 @cache
 def _warn_once(words: str) -> None:
     logger.warning(words)
-
-
-def _first_error(pieces: Collection[Future[None]]) -> BaseException | None:
-    """Wait for all of them."""
-    wait(pieces)
-    return next((error for piece in pieces if (error := piece.exception()) is not None), None)
 
 
 def event() -> Any:

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from speculators_compat.errors import CaptureError
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -119,10 +121,17 @@ class Extent:
             rows: A CPU tensor `[rows, hidden_size]` of the extent's dtype.
 
         Raises:
+            CaptureError: If they are not of the extent's dtype or width, or too many.
             OSError: If there is no memory left.
         """
         import torch
 
+        fits = (rows.dtype, rows.shape[1:]) == (self.dtype, self.shape[1:]) and position + len(rows) <= self.shape[0]
+        if not fits:
+            raise CaptureError(
+                f"{tuple(rows.shape)} rows of {rows.dtype} came for position {position} of a prompt whose first were "
+                f"{self.shape} of {self.dtype}; expected the same dtype and width in every step"
+            )
         row_bytes = prod(self.shape[1:]) * self.dtype.itemsize
         left = memoryview(rows.reshape(-1).view(torch.uint8).numpy())
         offset = self.offset + (layer * self.shape[0] + position) * row_bytes
