@@ -6,6 +6,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.peers import Peer, States
+from benchmarks.peers.in_worker import peak_gpu_bytes
 from benchmarks.settings import Prompts, Settings
 
 
@@ -40,11 +41,7 @@ class Forward(Peer):
         return states
 
     def peak_gpu_bytes(self) -> int | None:
-        if self.device == "cpu":
-            return None
-        peak = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        return int(peak)
+        return peak_gpu_bytes()
 
 
 def _stream(output: object) -> torch.Tensor:

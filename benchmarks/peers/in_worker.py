@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 
-def peak_gpu_bytes(worker: Any) -> int | None:
+def peak_gpu_bytes(worker: Any = None) -> int | None:
     """The most that was allocated since the last time, beside what is allocated now."""
     if not torch.cuda.is_available():
         return None

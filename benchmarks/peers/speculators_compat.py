@@ -5,6 +5,7 @@ from __future__ import annotations
 import speculators_compat  # noqa: F401  before speculators, as the README says
 
 # isort: split
+import inspect
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -59,11 +60,7 @@ class Extraction(Peer):
     def split(self, prompts: Prompts) -> dict[str, float]:
         if not self.clocks:
             return {}
-        scheduler, executor = self.generator.scheduler, self.generator.executor
-        while hasattr(scheduler, "__wrapped__"):
-            scheduler = scheduler.__wrapped__
-        while hasattr(executor, "__wrapped__"):
-            executor = executor.__wrapped__
+        scheduler, executor = inspect.unwrap(self.generator.scheduler), inspect.unwrap(self.generator.executor)
         clocks: defaultdict[str, float] = defaultdict(float)
         executor.collective_rpc(start_clocks)
         with (

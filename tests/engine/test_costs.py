@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,15 +23,9 @@ def extractor(checkpoints: Path) -> Iterator[Extractor]:
         yield extractor
 
 
-def _innermost(thing: Any) -> Any:
-    while hasattr(thing, "__wrapped__"):
-        thing = thing.__wrapped__
-    return thing
-
-
 @pytest.mark.skipif(detect("vllm").within("<0.11.1") is True, reason="a step of vLLM 0.11.0 has one phase")
 def test_no_token_is_sampled(extractor: Extractor, monkeypatch: pytest.MonkeyPatch) -> None:
-    executor, called = _innermost(extractor.generator.executor), []
+    executor, called = inspect.unwrap(extractor.generator.executor), []
     rpc = executor.collective_rpc
 
     def recorded(method: Any, *args: Any, **kwargs: Any) -> Any:
@@ -44,7 +39,7 @@ def test_no_token_is_sampled(extractor: Extractor, monkeypatch: pytest.MonkeyPat
 
 
 def test_no_block_is_hashed(extractor: Extractor, monkeypatch: pytest.MonkeyPatch) -> None:
-    scheduler, requests = _innermost(extractor.generator.scheduler), []
+    scheduler, requests = inspect.unwrap(extractor.generator.scheduler), []
     add = scheduler.add_request
     monkeypatch.setattr(scheduler, "add_request", lambda request: (requests.append(request), add(request)))
     extractor.check([prompt(100), prompt(50, 1)])
