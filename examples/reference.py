@@ -46,11 +46,11 @@ class Reference:
 
 
 def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """The largest error of a token's state, relative to the norm of that state in the reference.
+    """The largest error of a token's state, relative to the norm of that state in the reference; infinite if it is no number.
 
     Args:
         found: `[tokens, hidden_size]`, any dtype.
         expected: The same shape, float32.
     """
     error = (found.float() - expected).norm(dim=-1) / expected.norm(dim=-1)
-    return float(error.max())
+    return float(error.nan_to_num(nan=torch.inf, posinf=torch.inf).max())

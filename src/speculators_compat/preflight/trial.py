@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 import signal
 import sys
 import time
@@ -286,8 +287,12 @@ class Trial:
 
 
 def deviations(state: Tensor, right: Tensor) -> list[float]:
-    """By token, the norm of the difference over the norm of the right state; both are `[tokens, hidden_size]`."""
-    return ((state.float() - right.float()).norm(dim=-1) / right.float().norm(dim=-1)).tolist()  # type: ignore[no-any-return]
+    """By token, the norm of the difference over the norm of the right state; both are `[tokens, hidden_size]`.
+
+    Infinite where that is no number: any comparison with NaN is false, so it would pass for a small one.
+    """
+    relative = (state.float() - right.float()).norm(dim=-1) / right.float().norm(dim=-1)
+    return relative.nan_to_num(nan=math.inf, posinf=math.inf).tolist()  # type: ignore[no-any-return]
 
 
 def deviation(state: Tensor, right: Tensor) -> float:
