@@ -19,6 +19,7 @@ from tiny_checkpoints import make, text_twin
 
 from speculators_compat.detection import detect
 from tests.cases import TOLERANCE, prompt
+from tests.in_worker import held_requests
 
 __all__ = ["LAYERS", "Extractor", "Float32Generator", "prompt", "requests_in_workers", "run_script", "why_not"]
 
@@ -110,12 +111,7 @@ def why_not(name: str) -> str | None:
 
 
 def requests_in_workers(generator: Any) -> list[int]:
-    return generator.executor.collective_rpc(_held)  # type: ignore[no-any-return]
-
-
-def _held(worker: Any) -> int:
-    runner = worker.model_runner
-    return len(runner.requests if hasattr(runner, "requests") else runner.req_states.req_id_to_index)
+    return generator.executor.collective_rpc(held_requests)  # type: ignore[no-any-return]
 
 
 def run_script(source: str, *arguments: str, timeout: float = 240, **environment: str) -> subprocess.CompletedProcess[str]:

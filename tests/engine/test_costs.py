@@ -11,6 +11,7 @@ import pytest
 
 from speculators_compat.detection import detect
 from tests.engine.support import Extractor, prompt
+from tests.in_worker import in_use
 
 CALLS = 2000
 # Memory that they may leave in one process: 0.0 and 0.6 MB were measured, a state of 20 tokens kept of each would make 40.
@@ -46,24 +47,10 @@ def test_no_block_is_hashed(extractor: Extractor, monkeypatch: pytest.MonkeyPatc
     assert [list(request.block_hashes) for request in requests] == [[], []]
 
 
-def _in_use(worker: Any = None) -> tuple[int, int, int]:
-    """Private memory in bytes, descriptors and threads of the process that runs it."""
-    import gc
-    import os
-    import threading
-    import time
-    from pathlib import Path
-
-    gc.collect()
-    time.sleep(0.5)  # memory is let go by a thread
-    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon")]
-    return int(line.split()[1]) * 1024, len(os.listdir("/proc/self/fd")), threading.active_count()
-
-
 def test_two_thousand_calls_leave_nothing(extractor: Extractor) -> None:
-    def everybody() -> list[tuple[int, int, int]]:
+    def everybody() -> list[dict[str, int]]:
         extractor.generator.generate([prompt(8)])
-        return [_in_use(), *extractor.generator.executor.collective_rpc(_in_use)]
+        return [in_use(), *extractor.generator.executor.collective_rpc(in_use)]
 
     def call(number: int) -> None:
         extractor.generator.generate([prompt(1 + (number + seed) % 40, seed) for seed in range(3)])
@@ -74,6 +61,6 @@ def test_two_thousand_calls_leave_nothing(extractor: Extractor) -> None:
     for number in range(CALLS):
         call(number)
     after = everybody()
-    for (memory, *others), (memory_then, *others_then) in zip(after, before, strict=True):
-        assert memory - memory_then < GROWTH
-        assert others == others_then
+    for now, then in zip(after, before, strict=True):
+        assert now.pop("host bytes") - then.pop("host bytes") < GROWTH
+        assert now == then

@@ -1,6 +1,6 @@
 """The cases of the engine tests on a machine with one or more GPUs, with CUDA vLLM and real MLA kernels.
 
-    python tests/gpu/run_on_gpu.py [--gpus N | --quantized [MODEL ...]] [--output docs/gpu.md]
+    python tests/gpu/run_on_gpu.py [--gpus N | --quantized] [--only WORD ...] [--output docs/gpu.md]
 
 Needs vllm, speculators and this package; makes its own checkpoints. Each run is a process of its own, as users' scripts are,
 and writes one row of the table.
@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,9 @@ class Run:
         cuda_live: Whether the caller has initialised CUDA, as producers do that set their device first.
         gpus: Tensor parallel size.
         off: Adapter to switch off.
+        broken: What to take out of the package, by the function of `tests.in_worker` that does it.
+        lag: Whether the GPU is kept behind the host, so that a missing wait shows.
+        calls: How many more calls are made, to see what they leave.
         bit_equal: Whether repetitions have to be equal in every bit: not where the kernel adds up in any order.
         expected: What the row has to say.
     """
@@ -43,12 +47,23 @@ class Run:
     cuda_live: bool = False
     gpus: int = 1
     off: str = ""
+    broken: str = ""
+    lag: bool = False
+    calls: int = 0
     bit_equal: bool = True
     expected: str = "right"
 
+    @property
+    def without(self) -> str:
+        """What is switched off or taken out, in words."""
+        return self.off or self.broken.removeprefix("drop_").replace("_", " ") or "nothing"
+
 
 ONE_GPU = (
-    Run("llama_128"),
+    Run("llama_128", calls=2000),
+    Run("llama_128", lag=True),
+    Run("llama_128", lag=True, broken="drop_layer_events", expected="WRONG"),
+    Run("llama_128", lag=True, broken="drop_input_guard", expected="CUDA error"),
     Run("llama_128", cuda_live=True),
     Run("llama_128", start="spawn"),
     Run("deepseek_v3_mla"),
@@ -88,6 +103,7 @@ def extract(run: Run, checkpoints: Path) -> dict[str, object]:
     from speculators.data_generation import VllmHiddenStatesGenerator
     from tiny_checkpoints import make, text_twin
 
+    from tests import in_worker
     from tests.cases import CASES, TOLERANCE, prompt
     from tests.quantization import tolerance
 
@@ -98,15 +114,21 @@ def extract(run: Run, checkpoints: Path) -> dict[str, object]:
         str(directory), layer_ids=layers, max_model_len=1100, gpu_memory_utilization=0.3, tensor_parallel_size=run.gpus
     )
     start_up = time.perf_counter() - started
+    rpc = generator.executor.collective_rpc
+    if run.lag:
+        rpc(in_worker.lag_behind)
+    if run.broken:
+        rpc(getattr(in_worker, run.broken))
     answers = {name: [(batch, generator.generate(batch)) for batch in batches] for name, batches in CASES.items()}
     repeated = [prompt(length, seed) for seed, length in enumerate([700, 30, 5, 900, 16, 1, 400, 64])]
     repetitions = [generator.generate(repeated) for _ in range(REPETITIONS)]
     started_by = os.environ.get("VLLM_WORKER_MULTIPROC_METHOD", "fork")
-    left = generator.executor.collective_rpc(lambda worker: len(worker.model_runner.requests))
-    (weights,) = {*map(tuple, generator.executor.collective_rpc(describe_weights))}
+    grown = growth(generator, run.calls) if run.calls else ""
+    left = rpc(in_worker.held_requests)
+    (weights,) = {*map(tuple, rpc(in_worker.describe_weights))}
     block_size = generator.vllm_config.cache_config.block_size
     async_scheduling = generator.vllm_config.scheduler_config.async_scheduling
-    del generator
+    del generator, rpc
 
     reference = Reference(text_twin(directory), device="cuda")
     rounded = Reference(text_twin(directory), torch.bfloat16, device="cuda")
@@ -140,16 +162,35 @@ def extract(run: Run, checkpoints: Path) -> dict[str, object]:
         "block size": block_size,
         "async scheduling": async_scheduling,
         "start-up s": round(start_up, 1),
+        "left by calls": grown,
         "weights": ", ".join(weights),
         "errors": errors,
     }
 
 
-def describe_weights(worker: Any) -> list[str]:
-    """In a worker: the classes that hold and multiply weights, and the dtypes of what they hold."""
-    model = worker.model_runner.get_model()
-    methods = {type(module.quant_method).__name__ for module in model.modules() if hasattr(module, "quant_method")}
-    return sorted(methods) + sorted({str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()})
+def growth(generator: Any, calls: int) -> str:
+    """What calls leave in the caller and in its workers, after some that warm up."""
+    from tests.cases import prompt
+    from tests.in_worker import in_use
+
+    def call(number: int) -> None:
+        generator.generate([prompt(1 + (number + seed) % 40, seed) for seed in range(3)])
+
+    def measure() -> list[dict[str, int]]:
+        call(0)
+        return [in_use(), *generator.executor.collective_rpc(in_use)]
+
+    for number in range(calls // 10):
+        call(number)
+    before = measure()
+    for number in range(calls):
+        call(number)
+    after = measure()
+    parts = []
+    for process, (now, then) in enumerate(zip(after, before, strict=True)):
+        grown = [f"{now[what] - then[what]} {what}" for what in now if now[what] != then[what]]
+        parts.append(f"in {'a worker' if process else 'the caller'} {', '.join(grown) or 'nothing'}")
+    return f"{calls}: " + "; ".join(parts)
 
 
 def in_a_process(run: Run, checkpoints: Path, timeout: float) -> dict[str, object]:
@@ -184,13 +225,16 @@ def describe_machine() -> str:
     import speculators_compat
 
     found = "\n".join(f"- {one}" for one in speculators_compat.status().installed)
+    if (v2 := os.environ.get("VLLM_USE_V2_MODEL_RUNNER")) is not None:
+        found += f"\n- VLLM_USE_V2_MODEL_RUNNER={v2}"
     return f"{time.strftime('%Y-%m-%d')}, {torch.cuda.device_count()} x {torch.cuda.get_device_name()}\n\n{found}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gpus", type=int, default=1)
-    parser.add_argument("--quantized", nargs="*", metavar="MODEL", help="quantised checkpoints, all or these, instead")
+    parser.add_argument("--quantized", action="store_true", help="quantised checkpoints instead")
+    parser.add_argument("--only", nargs="*", metavar="WORD", help="only runs that have one of these, as `lag=True`")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--checkpoints", type=Path, default=Path(tempfile.gettempdir()) / "tiny-checkpoints")
     parser.add_argument("--timeout", type=float, default=150)
@@ -200,25 +244,27 @@ def main() -> None:
     if options.run:
         print(json.dumps(extract(Run(**json.loads(options.run)), options.checkpoints)))
         return
-    columns = ["model", "start", "CUDA live", "GPUs", "switched off", "result", "largest error", "unequal tensors"]
+    columns = ["model", "start", "CUDA live", "GPUs", "without", "result", "largest error", "unequal tensors"]
     columns += ["bfloat16 in Hugging Face", "requests left", "started by", "block size", "async scheduling", "start-up s"]
-    runs = TWO_GPUS if options.gpus > 1 else ONE_GPU
-    if options.quantized is not None:
-        runs = tuple(run for run in QUANTIZED if not options.quantized or run.model in options.quantized)
-        columns.append("weights")
-    lines = [f"## {describe_machine()}", "", "| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
+    columns.append("weights" if options.quantized else "left by calls")
+    runs = QUANTIZED if options.quantized else TWO_GPUS if options.gpus > 1 else ONE_GPU
     failed = False
-    for run in runs:
-        row = in_a_process(run, options.checkpoints, options.timeout)
-        failed |= str(row["result"]) not in (run.expected, "right")
-        cells = [run.model, run.start, run.cuda_live, run.gpus, run.off or "nothing"]
-        cells += [row.get(column, "") for column in columns[5:]]
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
-        print(lines[-1], row.get("errors", ""), flush=True)
-    if options.output:
-        with options.output.open("a") as file:
-            file.write("\n".join(lines) + "\n\n")
+    with options.output.open("a") if options.output else sys.stdout as file:
+        print(f"## {describe_machine()}", "", row_of(columns), row_of(["---"] * len(columns)), sep="\n", file=file, flush=True)
+        for run in runs:
+            if options.only and not any(word in str(run) for word in options.only):
+                continue
+            row = in_a_process(run, options.checkpoints, options.timeout)
+            failed |= str(row["result"]) not in ([run.expected] if run.broken else [run.expected, "right"])
+            cells = [run.model, run.start + ", lagging" * run.lag, run.cuda_live, run.gpus, run.without]
+            print(row_of([*cells, *(row.get(column, "") for column in columns[5:])]), file=file, flush=True)
+            print(run, row["result"], row.get("errors", ""), file=sys.stderr)
+        print(file=file)
     sys.exit(failed)
+
+
+def row_of(cells: Sequence[object]) -> str:
+    return "| " + " | ".join(map(str, cells)) + " |"
 
 
 if __name__ == "__main__":
