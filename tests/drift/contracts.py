@@ -1,7 +1,7 @@
 """What is built on in vLLM, and by whom: by adapters, by other modules of this package, and by speculators' own code.
 
 A contract is a dotted name, read as code is, with calls left out: `vllm.distributed.get_tp_group.rank_in_group` is an attribute
-of what `get_tp_group()` returns.
+of what `get_tp_group()` returns. A block `with self.guard():` is named by its guard, and has what is called in it.
 """
 
 from __future__ import annotations
@@ -151,6 +151,13 @@ CONTRACTS: dict[str, tuple[str, ...]] = {
         "vllm.forward_context.get_forward_context",
         *of(RUNNER_V1, "requests", "input_batch.req_ids", "input_batch.num_computed_tokens_cpu"),
         *of(RUNNER_V1, "execute_model_state", "kv_connector_output", "synchronize_input_prep", "prepare_inputs_event"),
+        # What is prepared outside of the guard could be overwritten by the next step before the GPU has read it.
+        *of(
+            f"{RUNNER_V1}.execute_model.synchronize_input_prep",
+            "_update_states",
+            "_prepare_inputs",
+            "_build_attention_metadata",
+        ),
         "vllm.v1.outputs.EMPTY_MODEL_RUNNER_OUTPUT",
         "vllm.v1.worker.gpu_input_batch.CachedRequestState.num_prompt_tokens",
         *of(RUNNER_V2, "execute_model", "_dummy_run", "get_model", "execute_model_state", "req_states"),

@@ -7,7 +7,7 @@ import copy
 
 
 def describe(node: ast.AST) -> str:
-    """`def (parameters)`, `property`, `class`, `module`, `value` or `value = default`, `attribute`.
+    """`def (parameters)`, `property`, `class`, `module`, `block`, `call`, `value` or `value = default`, `attribute`.
 
     What a user of the name does not see is left out: annotations, values that are computed, and bodies.
     """
@@ -20,6 +20,10 @@ def describe(node: ast.AST) -> str:
             return "class"
         case ast.Module():
             return "module"
+        case ast.With():
+            return "block"
+        case ast.Call():
+            return "call"
         case ast.Assign(targets=[ast.Name(), *_], value=value):
             return f"value{_default(value)}"
         case ast.AnnAssign(target=ast.Name(), value=value):

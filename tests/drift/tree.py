@@ -7,6 +7,7 @@ import re
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from packaging.version import Version
@@ -88,8 +89,10 @@ class Tree:
                 targets = _in_body(body, name, folder.split("/"))
             case ast.ClassDef() as cls:
                 targets = _in_class(cls, name, holder.module)
+            case ast.With() as block:
+                targets = _calls(block.body, name)
             case value:
-                targets = (f"{holder.module}.{kind}.{name}" for kind in _types(value))
+                targets = chain(_blocks(value, name), (f"{holder.module}.{kind}.{name}" for kind in _types(value)))
         for target in targets:
             found = self.find(target) if isinstance(target, str) else Found(holder.module, target)
             if found is not None:
@@ -140,6 +143,19 @@ def _in_class(cls: ast.ClassDef, name: str, module: str) -> Iterator[Target]:
                 yield node
     for base in cls.bases:
         yield f"{module}.{ast.unparse(base).partition('[')[0]}.{name}"
+
+
+def _blocks(function: ast.AST, guard: str) -> Iterator[ast.With]:
+    """The blocks `with self.guard():` in a function."""
+    blocks = (node for node in ast.walk(function) if isinstance(node, ast.With))
+    return (block for block in blocks if any(_calls([item.context_expr for item in block.items], guard)))
+
+
+def _calls(nodes: Sequence[ast.AST], method: str) -> Iterator[ast.Call]:
+    """The calls of `self.method` in them."""
+    for node in (inner for outer in nodes for inner in ast.walk(outer)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == f"self.{method}":
+            yield node
 
 
 def _stored(node: ast.AST) -> Iterator[ast.AST]:

@@ -46,6 +46,10 @@ class Engine:
     def start(self):
         self.config, self.done = CacheConfig(), False
         self.queue = Queue(3)
+        with self.lock(), open(os.devnull) as nothing:
+            if self.done:
+                self.run()
+        self.stop()
 class Queue:
     def __init__(self, length, *, wait=True): ...
 """,
@@ -65,6 +69,8 @@ SIGNATURES = {
     "vllm.engine.run": "async def (request, /, *args, timeout=..., **kwargs)",
     "vllm.engine.Engine.size": "property",
     "vllm.engine.Engine.done": "attribute",
+    "vllm.engine.Engine.start.lock": "block",
+    "vllm.engine.Engine.start.lock.run": "call",
     "vllm.engine.Engine.queue.__init__": "def (self, length, *, wait=...)",
 }
 
@@ -111,7 +117,7 @@ def test_what_is_no_vllm_is_refused(tmp_path: Path) -> None:
 
 def test_nothing_has_drifted_in_the_same_sources(tmp_path: Path, stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert watch.main([str(wheel(tmp_path, "1.1"))], stored) == 0
-    assert "1.1: 15 contracts: 15 same, 0 moved, 0 changed signature, 0 gone" in capsys.readouterr().out
+    assert "1.1: 17 contracts: 17 same, 0 moved, 0 changed signature, 0 gone" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -129,6 +135,14 @@ def test_nothing_has_drifted_in_the_same_sources(tmp_path: Path, stored: Path, c
         (
             {"config/base": "class Base: ..."},
             "gone: vllm.config.CacheConfig.seed, for extraction: absent; expected value = 0",
+        ),
+        (
+            {
+                "engine": FILES["engine.py"].replace(
+                    "                self.run()\n        self.stop()", "                pass\n        self.run()"
+                )
+            },
+            "gone: vllm.engine.Engine.start.lock.run, for extraction: absent; expected call",
         ),
         ({"engine": ""}, "gone: vllm.engine.run, for extraction: absent; expected async def"),
     ],
