@@ -100,10 +100,10 @@ class Capture:
         self.offload.close()
         self.memory.close()
 
-    def share_no_memory(self, reason: object = "the caller cannot map it") -> None:
-        """Send states themselves from now on, pickled, which is several times slower."""
-        if self.shares_memory:
-            logger.warning("memory cannot be shared (%s): hidden states are pickled, which is several times slower", reason)
+    def share_no_memory(self, error: OSError | None = None) -> None:
+        """Send states themselves from now on, pickled; a caller that cannot map this process's memory has said so itself."""
+        if self.shares_memory and error is not None:
+            logger.warning("memory cannot be shared (%s): hidden states are pickled, which is several times slower", error)
         self.shares_memory = False
 
     def end_steps(self) -> None:
