@@ -19,7 +19,7 @@ from benchmarks.report import Table, tables
 from benchmarks.settings import Settings, Workload
 from benchmarks.shapes import SHAPES, TINY, make
 
-PEERS = ("vllm_prefill", "speculators_compat", "speculators_alone", "hugging_face")
+PEERS = ("vllm_prefill", "vllm_prefill_at_once", "speculators_compat", "speculators_alone", "hugging_face")
 
 
 def workload(text: str) -> tuple[int, int, int]:

@@ -25,10 +25,11 @@ def describe() -> dict[str, str]:
             continue
     if MODEL_RUNNER in os.environ:
         found[MODEL_RUNNER] = os.environ[MODEL_RUNNER]
-    return found | _gpus()
+    return found | gpus()
 
 
-def _gpus() -> dict[str, str]:
+def gpus() -> dict[str, str]:
+    """Each GPU's name, driver, clocks (of its cores now, of its memory now, of its cores at most) and power limit."""
     fields = "name,driver_version,clocks.sm,clocks.mem,clocks.max.sm,power.limit"
     try:
         answer = subprocess.run(

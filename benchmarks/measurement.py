@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from benchmarks.machine import gpus
 from benchmarks.process import Peak, PeerProcess
 from benchmarks.settings import Settings, Workload
 
@@ -135,30 +138,44 @@ def _measured(plan: Plan, workload: Workload, peers: Sequence[PeerProcess], resu
     state_bytes = tokens * plan.hidden_size * 2 * len(workload.layers)
     cells = {peer.name: Cell(peer.name, str(workload), tokens, state_bytes) for peer in peers}
     failed = set()
-    for repetition in range(plan.repeat + 1):
+
+    def ask(peer: PeerProcess, what: str, *args: Any) -> Any:
+        if peer.name in failed:
+            return None
+        try:
+            return peer.ask(what, *args)
+        except RuntimeError as error:
+            failed.add(peer.name)
+            result.failures.append(f"{workload}: {error}")
+
+    prompts = workload.prompts(plan.vocabulary, seed=0)
+    for peer in peers:
+        ask(peer, "tap", workload.layers)
+        cells[peer.name].peak = ask(peer, "peak", prompts)
+    for repetition in range(1, plan.repeat + 1):
         prompts = workload.prompts(plan.vocabulary, seed=repetition)
         # A GPU is slower when it is hot, so nobody always comes after the same other.
         for peer in peers if repetition % 2 else reversed(peers):
-            if peer.name in failed:
-                continue
-            try:
-                if repetition == 0:
-                    peer.ask("tap", workload.layers)
-                    cells[peer.name].peak = peer.ask("peak", prompts)
-                else:
-                    cells[peer.name].seconds.append(peer.ask("run", prompts))
-                if repetition == plan.repeat:
-                    cells[peer.name].split = peer.ask("split", prompts)
-                    cells[peer.name].copy_seconds = peer.ask("copy", state_bytes)
-            except RuntimeError as error:
-                failed.add(peer.name)
-                result.failures.append(f"{workload}: {error}")
+            cells[peer.name].seconds.append(ask(peer, "run", prompts))
+    result.machine |= gpus()  # its clocks are still those of the runs
+    copy_seconds = _copy(state_bytes)
     for peer in peers:
+        cells[peer.name].split, cells[peer.name].copy_seconds = ask(peer, "split", prompts), copy_seconds
         if peer.name not in failed:
             result.cells.append(cells[peer.name])
             rates = [f"{tokens / seconds:.0f}" for seconds in cells[peer.name].seconds]
             print(f"{workload}: {peer.name}", *rates, "tokens/s", file=sys.stderr)
             yield peer
+
+
+def _copy(count: int) -> float:
+    """How long it takes to copy bytes into fresh memory, in seconds."""
+    import torch
+
+    source = torch.ones(count, dtype=torch.uint8)
+    started = time.perf_counter()
+    source.clone()
+    return time.perf_counter() - started
 
 
 def _keep_states(plan: Plan, peer: PeerProcess, folder: Path) -> None:

@@ -9,12 +9,10 @@ import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from benchmarks.memory import Watch
+from benchmarks.memory import Watch, settle
 from benchmarks.peers import Peer
 from benchmarks.process import Peak
 from benchmarks.settings import Prompts, Settings
-
-SETTLING = 0.3  # seconds that the operating system takes to have freed some gigabytes
 
 
 class Server:
@@ -45,7 +43,7 @@ class Server:
 
     def peak(self, prompts: Prompts) -> Peak:
         self.peer.run([prompts[0][:2]])  # so that nothing is left of an earlier run
-        time.sleep(SETTLING)
+        settle()
         self.peer.peak_gpu_bytes()
         with Watch() as watch:
             states = self.peer.run(prompts)
@@ -63,15 +61,6 @@ class Server:
         if states is not None:
             torch.save([[layer.float() for layer in layers] for layers in states], path)
         return states is not None
-
-    def copy(self, count: int) -> float:
-        """How long it takes to copy bytes into fresh memory, in seconds."""
-        import torch
-
-        source = torch.ones(count, dtype=torch.uint8)
-        started = time.perf_counter()
-        source.clone()
-        return time.perf_counter() - started
 
 
 def main(name: str, handle: str) -> None:

@@ -21,12 +21,13 @@ def held_requests(worker: Any) -> int:
 
 
 def in_use(worker: Any = None) -> dict[str, int]:
-    """What the process that runs it has in use: private memory, the GPU's, descriptors and threads."""
+    """What the process that runs it has in use: private memory, what it maps of states, the GPU's, descriptors and threads."""
     gc.collect()
     time.sleep(0.5)  # memory is let go by a thread
     (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon")]
     return {
         "host bytes": int(line.split()[1]) * 1024,
+        "mappings of states": Path("/proc/self/maps").read_text().count("memfd:speculators"),
         "GPU bytes": torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0,
         "descriptors": len(os.listdir("/proc/self/fd")),
         "threads": threading.active_count(),

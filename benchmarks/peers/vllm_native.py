@@ -55,7 +55,7 @@ class Native(Peer):
                 "kv_connector_extra_config": {"shared_storage_path": folder},
             },
         )
-        self.one_token = SamplingParams(max_tokens=1, temperature=0)
+        self.one_token = SamplingParams(max_tokens=1, temperature=0, detokenize=False)
 
     def run(self, prompts: Prompts) -> States:
         outputs = self.llm.generate([{"prompt_token_ids": ids} for ids in prompts], self.one_token, use_tqdm=False)

@@ -1,4 +1,8 @@
-"""The limit: vLLM's own prefill of the same prompts, which makes no states. One token is sampled of each, as it has to be."""
+"""A limit: vLLM's own prefill of the same prompts, which makes no states. One token is sampled of each, as it has to be.
+
+Its engine is a process of its own, as by default, and begins with the first prompts that it is sent: a small batch may be run
+in two steps where one would do.
+"""
 
 from __future__ import annotations
 

@@ -166,6 +166,27 @@ def require(holder: Any, where: str, *names: str) -> None:
             raise ContractError(f"{where} has no {name}")
 
 
+def code_of(module: str, *path: str) -> CodeType:
+    """The code of a class or function, as the loader of its module has it, without importing that: it may take long.
+
+    Args:
+        module: Its full name.
+        path: Names from the module on, such as those of a class and its method.
+
+    Raises:
+        ContractError: If the module has no such code.
+    """
+    spec = importlib.util.find_spec(module)
+    loader: Any = spec.loader if spec is not None else None
+    code: CodeType | None = loader.get_code(module) if hasattr(loader, "get_code") else None
+    for name in path:
+        nested = [inner for inner in (code.co_consts if code else ()) if isinstance(inner, CodeType)]
+        code = next((inner for inner in nested if inner.co_name == name), None)
+    if code is None:
+        raise ContractError(f"{module}.{'.'.join(path)} has no code that can be read")
+    return code
+
+
 def mentions(method: str, word: str) -> bool:
     """Whether upstream's generator uses `word` in `method`, as a name, an attribute, a keyword or a constant.
 
@@ -174,16 +195,7 @@ def mentions(method: str, word: str) -> bool:
     Raises:
         ContractError: If the module has no such code.
     """
-    spec = importlib.util.find_spec(GENERATOR_MODULE)
-    loader: Any = spec.loader if spec is not None else None
-    module: CodeType | None = loader.get_code(GENERATOR_MODULE) if hasattr(loader, "get_code") else None
-    path = (GENERATOR_CLASS, method)
-    for name in path:
-        nested = [code for code in (module.co_consts if module else ()) if isinstance(code, CodeType)]
-        module = next((code for code in nested if code.co_name == name), None)
-    if module is None:
-        raise ContractError(f"{GENERATOR_MODULE}.{'.'.join(path)} has no code that can be read")
-    return any(word in _words(nested) for nested in _codes(module))
+    return any(word in _words(nested) for nested in _codes(code_of(GENERATOR_MODULE, GENERATOR_CLASS, method)))
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:

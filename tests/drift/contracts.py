@@ -157,6 +157,7 @@ CONTRACTS: dict[str, tuple[str, ...]] = {
             "_update_states",
             "_prepare_inputs",
             "_build_attention_metadata",
+            "_preprocess",
         ),
         "vllm.v1.outputs.EMPTY_MODEL_RUNNER_OUTPUT",
         "vllm.v1.worker.gpu_input_batch.CachedRequestState.num_prompt_tokens",

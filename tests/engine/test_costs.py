@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from speculators_compat.detection import detect
-from tests.engine.support import Extractor, prompt
+from tests.engine.support import Extractor, prompt, run_script
 from tests.in_worker import in_use
 
 CALLS = 2000
@@ -45,6 +45,18 @@ def test_no_block_is_hashed(extractor: Extractor, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(scheduler, "add_request", lambda request: (requests.append(request), add(request)))
     extractor.check([prompt(100), prompt(50, 1)])
     assert [list(request.block_hashes) for request in requests] == [[], []]
+
+
+def test_activation_does_not_import_the_model_runner() -> None:
+    """That takes 0.1 s, and the caller has no use for it."""
+    process = run_script("""
+        import sys
+        import speculators_compat
+        import speculators.data_generation.vllm_hidden_states_generator
+        assert speculators_compat.status().patched
+        print("IMPORTED", "vllm.v1.worker.gpu_model_runner" in sys.modules)
+    """)
+    assert "IMPORTED False" in process.stdout, process.stderr[-3000:]
 
 
 def test_two_thousand_calls_leave_nothing(extractor: Extractor) -> None:

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
@@ -107,6 +108,21 @@ def test_memory_that_was_let_go_stays_with_whom_has_mapped_it() -> None:
     with pytest.raises(OSError, match="fd"):
         extent.slab.map()
     assert bool((mapped == 7).all())
+
+
+def test_memory_is_let_go_where_no_thread_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = SharedMemory()
+    slabs = [memory.empty(1, (4, 8), torch.float32).slab for _ in range(2)]
+
+    def no_thread(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", no_thread)
+        memory.close()
+    with pytest.raises(OSError, match="fd"):
+        slabs[0].map()
+    memory.close()
 
 
 def test_a_file_that_took_the_descriptor_is_not_taken_for_the_one_before() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from speculators_compat.adapter import Adapter, Finding, require, worker_method
+from speculators_compat.adapter import Adapter, Finding, code_of, worker_method
 
 
 def with_right_norms(wrapped: Callable[..., Any], worker: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -44,12 +44,11 @@ def kernel_is_right() -> bool:
 
 
 def probe() -> Finding:
-    from vllm.model_executor.layers import layernorm
     from vllm.platforms import current_platform
 
     if not current_platform.is_cpu():
         return Finding.intact(f"vLLM runs on {current_platform.device_type}")
-    require(layernorm, "vllm.model_executor.layers.layernorm", "RMSNorm")
+    code_of("vllm.model_executor.layers.layernorm", "RMSNorm")
     if kernel_is_right():
         return Finding.intact("the kernel reads slices as what they are")
     return Finding.broken("the kernel misreads slices; the workers find out which layers hand it some")

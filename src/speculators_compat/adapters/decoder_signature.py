@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from speculators_compat.adapter import Adapter, Finding, accepts, executor, require, worker_method
+from speculators_compat.adapter import Adapter, Finding, accepts, code_of, executor, require, worker_method
 from speculators_compat.delivery import can_be_mapped, for_upstream
 from speculators_compat.errors import CaptureError, ConfigurationError, ContractError, ModelError
 from speculators_compat.patching import Proxy, proxied
@@ -163,9 +163,9 @@ def _check_configuration(vllm_config: Any) -> None:
 def probe() -> Finding:
     from speculators.data_generation.custom_worker import HiddenStatesWorkerExtension
     from vllm.config import CompilationConfig
-    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-    require(GPUModelRunner, "vllm.v1.worker.gpu_model_runner.GPUModelRunner", "execute_model", "_dummy_run", "get_model")
+    for method in ("execute_model", "_dummy_run", "get_model"):
+        code_of("vllm.v1.worker.gpu_model_runner", "GPUModelRunner", method)
     methods = ("_setup_hidden_states_capture", "_reset_capture", "_store_captured_states", "_get_captured_states")
     require(HiddenStatesWorkerExtension, "speculators' HiddenStatesWorkerExtension", *methods)
     if not any(accepts(CompilationConfig, field, "vllm.config.CompilationConfig") for field in ("mode", "level")):

@@ -177,8 +177,13 @@ class SharedMemory:
         if self._closing is not None:
             self._closing.join()
         slabs, self._slabs = self._slabs, []
-        self._closing = threading.Thread(target=_close, args=(slabs,))
-        self._closing.start()
+        closing = threading.Thread(target=_close, args=(slabs,))
+        try:
+            closing.start()
+        except RuntimeError:  # no more threads can be had
+            _close(slabs)
+        else:
+            self._closing = closing
 
     def _add(self, size: int) -> Slab:
         self._slabs.append(Slab.make(size))
