@@ -44,7 +44,7 @@ def _complete(captured: CapturedStates) -> dict[str, PromptStates]:
     lengths = extraction.prompt_lengths
     for index, (request_id, length) in enumerate(lengths.items()):
         prompt = captured.prompts.get(request_id)
-        found = 0 if prompt is None else sum(prompt.computed)
+        found = 0 if prompt is None else prompt.computed.count(1)
         if found != length:
             raise CaptureError(
                 f"prompt {index} (request {request_id}) has {length} tokens, but hidden states of {found} were captured; "
