@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib import metadata, util
 from itertools import chain
 from pathlib import Path
@@ -36,7 +36,7 @@ class Installed:
     reported: str | None
     overridden: bool = False
 
-    @property
+    @cached_property
     def release(self) -> Version | None:
         """The release this build belongs to, or None where the reported version says nothing.
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import is_dataclass
+from importlib.util import find_spec
 from typing import Any
 
 from speculators_compat.adapter import Adapter, Finding, Preparation
-from speculators_compat.detection import detect
 from speculators_compat.import_hooks import SPECULATORS
 
 
 def let_pydantic_derive_configs() -> None:
     """Make `PretrainedConfig` a base that pydantic models can have. For other configs nothing changes."""
-    if detect("transformers").reported is None or not _is_dataclass():
+    if find_spec("transformers") is None or not _is_dataclass():
         return
     import torch
     from transformers import configuration_utils
