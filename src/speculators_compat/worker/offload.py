@@ -113,7 +113,7 @@ class Offload:
         """The rows in this thread's pinned memory."""
         import torch
 
-        stream, pinned = self._of_this_thread(rows)
+        stream, pinned = self._of_this_thread(rows.device)
         on_host = pinned[: rows.numel() * rows.itemsize].view(rows.dtype).view(rows.shape)
         with torch.cuda.stream(stream):
             stream.wait_event(ready)
@@ -123,17 +123,16 @@ class Offload:
         copied.synchronize()
         return on_host
 
-    def _of_this_thread(self, rows: Tensor) -> tuple[Any, Tensor]:
+    def _of_this_thread(self, device: Any) -> tuple[Any, Tensor]:
         import torch
 
-        least = rows[0].numel() * rows.itemsize
         if not hasattr(self._own, "stream"):
-            self._own.stream = torch.cuda.Stream(rows.device)
+            self._own.stream = torch.cuda.Stream(device)
             try:
-                self._own.pinned = torch.empty(max(PINNED_BYTES, least), dtype=torch.uint8, pin_memory=True)
+                self._own.pinned = torch.empty(PINNED_BYTES, dtype=torch.uint8, pin_memory=True)
             except RuntimeError as error:
                 _warn_once(f"no memory can be pinned ({error}): hidden states leave the GPU more slowly")
-                self._own.pinned = torch.empty(max(PINNED_BYTES, least), dtype=torch.uint8)
+                self._own.pinned = torch.empty(PINNED_BYTES, dtype=torch.uint8)
         return self._own.stream, self._own.pinned
 
 
