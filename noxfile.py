@@ -97,7 +97,7 @@ def demo(session: nox.Session) -> None:
 def benchmark(session: nox.Session) -> None:
     """How fast extraction is beside its peers; without arguments, that it runs and all agree, in two minutes on a CPU."""
     install_engine(session, "0.4.0.1")
-    smoke = ["--shape", "tiny", "--check", "--repeat", "2", "--run", "8x64", "--run", "4x64x2"]
+    smoke = ["--shape", "tiny", "--check", "--block-size", "16", "--repeat", "2", "--run", "8x64", "--run", "4x64x2"]
     session.run("python", "-m", "benchmarks", *(session.posargs or smoke))
 
 

@@ -20,6 +20,7 @@ class Settings:
         max_num_seqs: Requests of a step at most.
         gpu_memory_utilization: Share of the GPU's memory.
         tensor_parallel_size: Number of GPUs.
+        block_size: Tokens of a KV cache block of plain vLLM; None leaves it to vLLM. speculators asks for 16.
         random_weights: Whether weights are drawn at random instead of loaded.
     """
 
@@ -30,6 +31,7 @@ class Settings:
     max_num_seqs: int = 32
     gpu_memory_utilization: float = 0.24
     tensor_parallel_size: int = 1
+    block_size: int | None = None
     random_weights: bool = False
 
 

