@@ -44,7 +44,8 @@ def page(rows: list[Row]) -> str:
         "every prompt agreed with Hugging Face in float32: prefixes shared in a batch and across calls, chunked prefill, more "
         "prompts than run at once, preemption, DeepSeek-V3, Kimi-K2.5 on two tensor-parallel ranks where vLLM has it (else "
         "Llama), and from vLLM 0.23 on Model Runner V2 in Triton's interpreter as well. speculators 0.4.0 differs from 0.4.0.1 "
-        "outside of extraction only.",
+        "outside of extraction only. Where a CPU has AMX, vLLM 0.27.1 itself refuses tiny experts in float32 (`CPU fused-MoE "
+        "AMX grouped-gemm kernel cannot be used`).",
         "",
         "| vLLM | " + " | ".join(f"speculators {line}" for line in LINES) + " | torch | transformers | run on |",
         "| --- |" + " --- |" * (len(LINES) + 3),
