@@ -11,7 +11,7 @@ import pytest
 
 from speculators_compat.detection import detect
 from tests.engine.support import Extractor, prompt, run_script
-from tests.in_worker import in_use
+from tests.growth import growth
 
 CALLS = 2000
 # Memory that they may leave in one process: 0.0 and 0.6 MB were measured, a state of 20 tokens kept of each would make 40.
@@ -60,19 +60,6 @@ def test_activation_does_not_import_the_model_runner() -> None:
 
 
 def test_two_thousand_calls_leave_nothing(extractor: Extractor) -> None:
-    def everybody() -> list[dict[str, int]]:
-        extractor.generator.generate([prompt(8)])
-        return [in_use(), *extractor.generator.executor.collective_rpc(in_use)]
-
-    def call(number: int) -> None:
-        extractor.generator.generate([prompt(1 + (number + seed) % 40, seed) for seed in range(3)])
-
-    for number in range(CALLS // 10):
-        call(number)
-    before = everybody()
-    for number in range(CALLS):
-        call(number)
-    after = everybody()
-    for now, then in zip(after, before, strict=True):
-        assert now.pop("host bytes") - then.pop("host bytes") < GROWTH
-        assert now == then
+    for grown in growth(extractor.generator, CALLS):
+        assert grown.pop("host bytes") < GROWTH
+        assert not any(grown.values()), grown

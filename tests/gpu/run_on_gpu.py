@@ -19,7 +19,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).parents[2]
 REPETITIONS = 20
@@ -105,6 +104,7 @@ def extract(run: Run, checkpoints: Path) -> dict[str, object]:
 
     from tests import in_worker
     from tests.cases import CASES, TOLERANCE, prompt
+    from tests.growth import growth
     from tests.quantization import tolerance
 
     directory = make(run.model, checkpoints / run.model)
@@ -123,7 +123,7 @@ def extract(run: Run, checkpoints: Path) -> dict[str, object]:
     repeated = [prompt(length, seed) for seed, length in enumerate([700, 30, 5, 900, 16, 1, 400, 64])]
     repetitions = [generator.generate(repeated) for _ in range(REPETITIONS)]
     started_by = os.environ.get("VLLM_WORKER_MULTIPROC_METHOD", "fork")
-    grown = growth(generator, run.calls) if run.calls else ""
+    grown = in_words(growth(generator, run.calls), run.calls) if run.calls else ""
     left = rpc(in_worker.held_requests)
     (weights,) = {*map(tuple, rpc(in_worker.describe_weights))}
     block_size = generator.vllm_config.cache_config.block_size
@@ -168,28 +168,12 @@ def extract(run: Run, checkpoints: Path) -> dict[str, object]:
     }
 
 
-def growth(generator: Any, calls: int) -> str:
-    """What calls leave in the caller and in its workers, after some that warm up."""
-    from tests.cases import prompt
-    from tests.in_worker import in_use
-
-    def call(number: int) -> None:
-        generator.generate([prompt(1 + (number + seed) % 40, seed) for seed in range(3)])
-
-    def measure() -> list[dict[str, int]]:
-        call(0)
-        return [in_use(), *generator.executor.collective_rpc(in_use)]
-
-    for number in range(calls // 10):
-        call(number)
-    before = measure()
-    for number in range(calls):
-        call(number)
-    after = measure()
+def in_words(grown: Sequence[dict[str, int]], calls: int) -> str:
+    """What calls have left, by process: the caller, and its workers."""
     parts = []
-    for process, (now, then) in enumerate(zip(after, before, strict=True)):
-        grown = [f"{now[what] - then[what]} {what}" for what in now if now[what] != then[what]]
-        parts.append(f"in {'a worker' if process else 'the caller'} {', '.join(grown) or 'nothing'}")
+    for process, kinds in enumerate(grown):
+        left = ", ".join(f"{count} {what}" for what, count in kinds.items() if count)
+        parts.append(f"in {'a worker' if process else 'the caller'} {left or 'nothing'}")
     return f"{calls}: " + "; ".join(parts)
 
 
