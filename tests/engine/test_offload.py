@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -44,6 +45,18 @@ class SlowOffload(Offload):
         time.sleep(0.02 if rows.rows[0, 0] == 0 else 0.005)
         return rows.rows.clone()  # type: ignore[no-any-return]
 
+    def _copy_behind(self, rows: Any, ready: Any) -> tuple[torch.Tensor, Any]:
+        assert ready is READY
+        on_host = torch.full_like(rows.rows, -2)
+        return on_host, Copied(lambda: on_host.copy_(rows.rows))
+
+
+class Copied:
+    """An event that waits for nothing, and makes true what is only true afterwards."""
+
+    def __init__(self, copy: Callable[[], object]) -> None:
+        self.synchronize = copy
+
 
 def rows_of(count: int, width: int, step: int = 0) -> Any:
     return OnDevice(torch.arange(count * width, dtype=torch.float32).view(count, width) + 1000 * step * count * width)
@@ -64,6 +77,31 @@ def test_every_row_arrives_once(count: int, width: int) -> None:
     assert torch.equal(arrived, given.rows)
     assert max(pieces) <= PINNED_BYTES
     assert len(pieces) == 1 or min(sorted(pieces)[1:]) >= LEAST_BYTES - width * 4
+    offload.close()
+
+
+def test_few_rows_arrive_without_a_thread_and_before_their_layers_next() -> None:
+    offload, arrived, threads = SlowOffload(), [], threading.active_count()
+    for step in range(3):
+        for layer in range(2):
+            offload.start(layer, rows_of(40, 8, step), READY, lambda first, rows: arrived.append((first, rows.clone())))
+    assert len(arrived) == 4
+    offload.wait(1)
+    assert len(arrived) == 5
+    assert offload.finish() is None
+    assert threading.active_count() == threads
+    for step in range(3):
+        for first, rows in arrived[2 * step : 2 * step + 2]:
+            assert first == 0
+            assert torch.equal(rows, rows_of(40, 8, step).rows)
+
+    def full(first: int, rows: torch.Tensor) -> None:
+        raise OSError("no memory")
+
+    offload.start(0, rows_of(40, 8), READY, full)
+    offload.start(0, rows_of(4000, 512), READY, lambda first, rows: None)
+    assert str(offload.finish()) == "no memory"
+    assert offload.finish() is None
     offload.close()
 
 

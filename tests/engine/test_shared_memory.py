@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -20,31 +21,72 @@ from hypothesis import strategies as st
 
 from speculators_compat.delivery import Rows, _own
 from speculators_compat.errors import CaptureError
-from speculators_compat.worker.capture import Capture
+from speculators_compat.worker.capture import Capture, PromptStates, _joined
+from speculators_compat.worker.model_runner import RowSpan
 from speculators_compat.worker.offload import THREADS, Offload
 from speculators_compat.worker.shared_memory import SLAB_BYTES, Extent, SharedMemory, Slab
 from tests.engine.support import Extractor, prompt
 
 PROMPTS = [prompt(300, seed) for seed in range(16)]
 SETTLING = 0.5  # seconds: memory is let go by a thread
-sizes = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 64)), min_size=1, max_size=40)
+steps = st.lists(st.lists(st.integers(1, 40) | st.just(3000), min_size=1, max_size=20), min_size=1, max_size=6)
 
 
-@given(sizes=sizes, dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]))
+@given(steps=steps, width=st.integers(1, 64), dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]))
 @settings(max_examples=50, deadline=None)
-def test_prompts_do_not_overlap(sizes: list[tuple[int, int]], dtype: torch.dtype) -> None:
+def test_prompts_do_not_overlap(steps: list[list[int]], width: int, dtype: torch.dtype) -> None:
     memory = SharedMemory()
-    given = [memory.empty(3, shape, dtype) for shape in sizes]
-    for number, (extent, shape) in enumerate(zip(given, sizes, strict=True)):
+    given = [extent for tokens in steps for group in memory.empty(3, tokens, (width,), dtype) for extent in group]
+    shapes = [(count, width) for tokens in steps for count in tokens]
+    for number, (extent, shape) in enumerate(zip(given, shapes, strict=True)):
         for index in range(3):
             rows = torch.full(shape, number + index / 4, dtype=dtype)
             extent.write(index, shape[0] // 2, rows[shape[0] // 2 :])
             extent.write(index, 0, rows[: shape[0] // 2])
     mapped = {extent.slab: extent.slab.map() for extent in given}
-    for number, (extent, shape) in enumerate(zip(given, sizes, strict=True)):
+    for number, (extent, shape) in enumerate(zip(given, shapes, strict=True)):
         for index, layer in enumerate(extent.tensors(mapped[extent.slab])):
             assert layer.shape == shape
             assert bool((layer == torch.tensor(number + index / 4, dtype=dtype)).all())
+    memory.close()
+
+
+def _one(memory: SharedMemory, layers: int, shape: tuple[int, int], dtype: torch.dtype) -> Extent:
+    ((extent,),) = memory.empty(layers, shape[:1], shape[1:], dtype)
+    return extent
+
+
+def test_small_prompts_of_a_step_are_one_to_write_to() -> None:
+    """Where a step has many prompts, a write for each of them is what takes the time."""
+    memory = SharedMemory()
+    ((first, second, third),) = memory.empty(2, [1, 3, 2], (8,), torch.float32)
+    other = _one(memory, 2, (4, 8), torch.float32)
+    joined = first.joined(second)
+    assert joined is not None
+    assert (first.joined(third), second.joined(first), joined.joined(other), third.joined(other)) == (None,) * 4
+    rows = torch.arange(32.0).view(4, 8)
+    joined.write(0, 0, rows)
+    joined.write(1, 0, rows + 100)
+    with pytest.raises(CaptureError, match="expected the same dtype and width"):
+        joined.write(0, 1, rows)
+    mapped = first.slab.map()
+    for extent, expected in ((first, rows[:1]), (second, rows[1:])):
+        assert all(map(torch.equal, extent.tensors(mapped), (expected, expected + 100)))
+    assert not any(layer.any() for layer in third.tensors(mapped))
+    memory.close()
+
+
+def test_places_are_joined_only_where_rows_and_memory_go_on() -> None:
+    memory = SharedMemory()
+    (extents,) = memory.empty(2, [3, 3, 3, 3], (8,), torch.float32)
+    prompts = [PromptStates([], bytearray(3), extent) for extent in extents]
+    spans = [RowSpan("a", 0, 3, 0, 3), RowSpan("b", 3, 3, 0, 3), RowSpan("c", 6, 2, 0, 3), RowSpan("d", 8, 3, 0, 3)]
+    written = [(span.row, span.count, prompt.extent) for span, prompt in _joined(zip(spans, prompts, strict=True))]
+    assert written == [(0, 8, extents[0].joined(extents[1]).joined(extents[2])), (8, 3, extents[3])]  # type: ignore[union-attr]
+    apart = [replace(spans[0], row=5), replace(spans[1], row=9), replace(spans[2], position=1), replace(spans[3], row=11)]
+    assert len(_joined(zip(apart, prompts, strict=True))) == 4
+    pickled = PromptStates([torch.zeros(3, 8)] * 2, bytearray(3))
+    assert len(_joined(zip(spans, [prompts[0], pickled, pickled, prompts[3]], strict=True))) == 4
     memory.close()
 
 
@@ -54,7 +96,7 @@ def test_prompts_do_not_overlap(sizes: list[tuple[int, int]], dtype: torch.dtype
 def test_rows_that_do_not_fit_are_refused(rows: torch.Tensor) -> None:
     """They would be written over another prompt's."""
     memory = SharedMemory()
-    extent = memory.empty(1, (4, 8), torch.bfloat16)
+    extent = _one(memory, 1, (4, 8), torch.bfloat16)
     with pytest.raises(CaptureError, match="expected the same dtype and width"):
         extent.write(0, 0, rows)
     memory.close()
@@ -62,7 +104,7 @@ def test_rows_that_do_not_fit_are_refused(rows: torch.Tensor) -> None:
 
 def test_what_has_been_written_stays_when_memory_is_got_afterwards() -> None:
     memory = SharedMemory()
-    extent = memory.empty(2, (1000, 64), torch.float32)
+    extent = _one(memory, 2, (1000, 64), torch.float32)
     extent.write(1, 500, torch.full((500, 64), 3.0))
     before = os.fstat(extent.slab.descriptor).st_blocks
     extent.allocate()
@@ -88,19 +130,19 @@ def test_everything_has_ended_before_memory_is_let_go() -> None:
 def test_slabs_stay_few_however_many_prompts_there_are() -> None:
     """Nothing is written, so nothing is used: a terabyte of states in slabs that one process can open and map."""
     memory = SharedMemory()
-    slabs = {memory.empty(4, (2048, 8192), torch.bfloat16).slab for _ in range(8 * 1024)}
+    slabs = {_one(memory, 4, (2048, 8192), torch.bfloat16).slab for _ in range(8 * 1024)}
     assert sum(slab.size for slab in slabs) >= 2**40
     assert len(slabs) < 900
     memory.close()
     memory = SharedMemory()
-    slabs = {memory.empty(4, (16, 64), torch.bfloat16).slab for _ in range(2000)}
+    slabs = {_one(memory, 4, (16, 64), torch.bfloat16).slab for _ in range(2000)}
     assert {slab.size for slab in slabs} == {SLAB_BYTES}
     memory.close()
 
 
 def test_memory_that_was_let_go_stays_with_whom_has_mapped_it() -> None:
     memory = SharedMemory()
-    extent = memory.empty(1, (4, 8), torch.float32)
+    extent = _one(memory, 1, (4, 8), torch.float32)
     extent.write(0, 0, torch.full((4, 8), 7.0))
     (mapped,) = extent.tensors(extent.slab.map())
     memory.close()
@@ -112,7 +154,7 @@ def test_memory_that_was_let_go_stays_with_whom_has_mapped_it() -> None:
 
 def test_memory_is_let_go_where_no_thread_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = SharedMemory()
-    slabs = [memory.empty(1, (4, 8), torch.float32).slab for _ in range(2)]
+    slabs = [_one(memory, 1, (4, 8), torch.float32).slab for _ in range(2)]
 
     def no_thread(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -136,7 +178,7 @@ def test_a_file_that_took_the_descriptor_is_not_taken_for_the_one_before() -> No
 
 
 def _write_and_wait(connection: Connection) -> None:
-    extent = SharedMemory().empty(1, (4, 8), torch.float32)
+    extent = _one(SharedMemory(), 1, (4, 8), torch.float32)
     extent.write(0, 0, torch.full((4, 8), 7.0))
     connection.send(extent)
     connection.recv()
@@ -245,7 +287,7 @@ def test_without_memfd_create_states_are_sent(monkeypatch: pytest.MonkeyPatch, m
     if missing:
         monkeypatch.delattr(os, "memfd_create")
         memory = SharedMemory()
-        extent = memory.empty(1, (4, 8), torch.float32)
+        extent = _one(memory, 1, (4, 8), torch.float32)
         extent.write(0, 0, torch.full((4, 8), 3.0))
         assert bool((extent.tensors(extent.slab.map())[0] == 3).all())
         memory.close()
@@ -259,7 +301,7 @@ def test_without_memfd_create_states_are_sent(monkeypatch: pytest.MonkeyPatch, m
     capture.memory, capture.shares_memory = SharedMemory(), True
     assert capture.sample() is None
     capture.shares_memory = True  # and if it only begins to fail in the middle of a job
-    states = capture._memory_for(5, [torch.ones(2, 8), torch.ones(2, 8)])
+    (states,) = capture._memory_for([5], [torch.ones(2, 8), torch.ones(2, 8)])
     assert (states.extent, [layer.shape for layer in states.layers]) == (None, [(5, 8), (5, 8)])
     assert not capture.shares_memory
 
@@ -271,7 +313,7 @@ def test_a_slab_that_cannot_be_made_leaves_no_descriptor(monkeypatch: pytest.Mon
     before = _descriptors()
     monkeypatch.setattr(os, "ftruncate", full)
     with pytest.raises(OSError, match="too large"):
-        SharedMemory().empty(1, (4, 8), torch.float32)
+        _one(SharedMemory(), 1, (4, 8), torch.float32)
     assert _descriptors() == before
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from speculators_compat.errors import CaptureError
 from speculators_compat.worker.model_runner import ModelRunner, RowSpan
-from speculators_compat.worker.offload import Offload, event
+from speculators_compat.worker.offload import Offload, are_many, event
 from speculators_compat.worker.residual_stream import StreamForm, read_stream
 from speculators_compat.worker.shared_memory import Extent, SharedMemory, Slab
 
@@ -202,33 +203,34 @@ class Capture:
         total = sum(span.count for span in self.spans)
         if short := [len(layer) for layer in rows if len(layer) < total]:
             raise CaptureError(f"a layer ran on {short[0]} rows, but the step has {total} tokens")
-        places: list[tuple[RowSpan, PromptStates]] = []
-        for span in self.spans:
-            if (count := min(span.count, span.prompt_length - span.position)) <= 0:
-                continue
-            prompt = captured.prompts.get(span.request_id)
-            if prompt is None:
-                prompt = captured.prompts[span.request_id] = self._memory_for(span.prompt_length, rows)
-            places.append((replace(span, count=count), prompt))
+        spans = [replace(span, count=min(span.count, span.prompt_length - span.position)) for span in self.spans]
+        spans = [span for span in spans if span.count > 0]  # the others are decoded tokens
+        new = {span.request_id: span.prompt_length for span in spans if span.request_id not in captured.prompts}
+        captured.prompts |= zip(new, self._memory_for(list(new.values()), rows), strict=True)
+        places = _joined((span, captured.prompts[span.request_id]) for span in spans)
         for order, (layer, came) in enumerate(zip(rows, ready, strict=True)):
             self.offload.start(order, layer[:total], came, _writer(order, places))
-        for span, prompt in places:
-            prompt.computed[span.position : span.position + span.count] = b"\x01" * span.count
+        for span in spans:
+            computed = captured.prompts[span.request_id].computed
+            computed[span.position : span.position + span.count] = b"\x01" * span.count
 
-    def _memory_for(self, tokens: int, like: Sequence[Tensor]) -> PromptStates:
+    def _memory_for(self, tokens: Sequence[int], like: Sequence[Tensor]) -> list[PromptStates]:
+        """Memory for prompts of so many tokens."""
         import torch
 
-        shapes = [(tokens, *layer.shape[1:]) for layer in like]
-        if self.shares_memory and len({(shape, layer.dtype) for shape, layer in zip(shapes, like, strict=True)}) == 1:
+        kinds = {(layer.shape[1:], layer.dtype) for layer in like}
+        if self.shares_memory and len(kinds) == 1:
             try:
-                extent = self.memory.empty(len(like), shapes[0], like[0].dtype)
-                if like[0].is_cuda:
-                    self.offload.meanwhile(extent.allocate)
-                return PromptStates([], bytearray(tokens), extent)
+                groups = self.memory.empty(len(like), tokens, *kinds.pop())
             except OSError as error:
                 self.share_no_memory(error)
-        layers = [torch.empty(shape, dtype=layer.dtype) for shape, layer in zip(shapes, like, strict=True)]
-        return PromptStates(layers, bytearray(tokens))
+            else:
+                if like[0].is_cuda and are_many(like[0]):
+                    for first, *_ in groups:
+                        self.offload.meanwhile(first.allocate)
+                return [PromptStates([], bytearray(extent.shape[0]), extent) for extent in chain.from_iterable(groups)]
+        layers = [[torch.empty(count, *layer.shape[1:], dtype=layer.dtype) for layer in like] for count in tokens]
+        return [PromptStates(own, bytearray(count)) for count, own in zip(tokens, layers, strict=True)]
 
     def _guarded(self, action: Callable[[], None]) -> None:
         try:
@@ -240,6 +242,29 @@ class Capture:
     def _note(self, error: BaseException) -> None:
         if self.captured is not None and self.captured.failure is None:
             self.captured.failure = f"{type(error).__name__}: {error}"
+
+
+def _joined(places: Iterable[tuple[RowSpan, PromptStates]]) -> list[tuple[RowSpan, PromptStates]]:
+    """The places of a step, those as one that lie side by side in memory too: they are written at once."""
+    found: list[tuple[RowSpan, PromptStates]] = []
+    for span, prompt in places:
+        if found and (both := _as_one(*found[-1], span, prompt)) is not None:
+            found[-1] = both
+        else:
+            found.append((span, prompt))
+    return found
+
+
+def _as_one(
+    span: RowSpan, prompt: PromptStates, next_span: RowSpan, next_prompt: PromptStates
+) -> tuple[RowSpan, PromptStates] | None:
+    if prompt.extent is None or next_prompt.extent is None:
+        return None
+    whole = span.position + span.count == prompt.extent.shape[0] and next_span.position == 0
+    extent = prompt.extent.joined(next_prompt.extent)
+    if not whole or extent is None or span.row + span.count != next_span.row:
+        return None
+    return replace(span, count=span.count + next_span.count), replace(prompt, extent=extent)
 
 
 def _writer(layer: int, places: Sequence[tuple[RowSpan, PromptStates]]) -> Callable[[int, Tensor], None]:

@@ -22,13 +22,17 @@ logger = logging.getLogger("speculators_compat")
 
 THREADS = 8
 PINNED_BYTES = 16 * 2**20
-LEAST_BYTES = 256 * 2**10  # of a piece: smaller ones cost more than they save
+LEAST_BYTES = 256 * 2**10  # of a thread's piece; what is no more than that costs less without threads
 
 Deliver = Callable[[int, "Tensor"], None]
 
 
 class Offload:
-    """Threads that copy rows to the host and deliver them there. Rows that are on the host are delivered at once."""
+    """Threads that copy rows to the host and deliver them there.
+
+    Rows that are on the host are delivered at once, and few rows when they are waited for: where steps are short, threads would
+    keep the one that launches them from running.
+    """
 
     def __init__(self) -> None:
         self._own = threading.local()
@@ -38,6 +42,7 @@ class Offload:
     def _renew(self) -> None:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="speculators-compat-offload")
         self._under_way: defaultdict[int, list[Future[None]]] = defaultdict(list)
+        self._few: dict[int, tuple[Tensor, Any, Deliver]] = {}  # rows, when they have been copied, and where to
         self._besides: list[Future[None]] = []
 
     def start(self, layer: int, rows: Tensor, ready: Any, deliver: Deliver) -> None:
@@ -55,6 +60,9 @@ class Offload:
             self._keeping_errors(deliver, 0, rows.cpu())
             return
         ready = ready or event()
+        if not are_many(rows):
+            self._few[layer] = (*self._copy_behind(rows, ready), deliver)
+            return
         row_bytes = rows[0].numel() * rows.itemsize
         share = min(max(rows.numel() * rows.itemsize / THREADS, LEAST_BYTES), PINNED_BYTES)
         at_once = max(1, int(share / row_bytes))
@@ -68,6 +76,8 @@ class Offload:
 
     def wait(self, layer: int) -> None:
         """Wait until what was begun for a layer has been delivered."""
+        if (few := self._few.pop(layer, None)) is not None:
+            self._keeping_errors(_deliver_when_copied, *few)
         wait(self._under_way.pop(layer, ()))
 
     def finish(self) -> BaseException | None:
@@ -76,6 +86,8 @@ class Offload:
         Returns:
             The first that was raised since the last time, if anything was.
         """
+        for layer in [*self._few]:
+            self.wait(layer)
         wait([*self._besides, *chain.from_iterable(self._under_way.values())])
         self._besides.clear()
         self._under_way.clear()
@@ -97,17 +109,17 @@ class Offload:
             raise
 
     def _keeping_errors(self, action: Callable[..., None], *args: Any) -> None:
+        import torch
+
         try:
-            action(*args)
+            with torch.inference_mode():
+                action(*args)
         except Exception as error:
             logger.exception("hidden states of a step could not be carried to the host")
             self._error = self._error or error
 
     def _carry(self, rows: Tensor, first: int, ready: Any, deliver: Deliver) -> None:
-        import torch
-
-        with torch.inference_mode():
-            deliver(first, self._copy(rows, ready))
+        deliver(first, self._copy(rows, ready))
 
     def _copy(self, rows: Tensor, ready: Any) -> Tensor:
         """The rows in this thread's pinned memory."""
@@ -123,17 +135,42 @@ class Offload:
         copied.synchronize()
         return on_host
 
+    def _copy_behind(self, rows: Tensor, ready: Any) -> tuple[Tensor, Any]:
+        """Where the current stream copies the rows to, in pinned memory, and the event after which they are there."""
+        import torch
+
+        on_host = _pinned(rows.numel() * rows.itemsize).view(rows.dtype).view(rows.shape)
+        torch.cuda.current_stream(rows.device).wait_event(ready)
+        on_host.copy_(rows, non_blocking=True)
+        return on_host, event()
+
     def _of_this_thread(self, device: Any) -> tuple[Any, Tensor]:
         import torch
 
         if not hasattr(self._own, "stream"):
-            self._own.stream = torch.cuda.Stream(device)
-            try:
-                self._own.pinned = torch.empty(PINNED_BYTES, dtype=torch.uint8, pin_memory=True)
-            except RuntimeError as error:
-                _warn_once(f"no memory can be pinned ({error}): hidden states leave the GPU more slowly")
-                self._own.pinned = torch.empty(PINNED_BYTES, dtype=torch.uint8)
+            self._own.stream, self._own.pinned = torch.cuda.Stream(device), _pinned(PINNED_BYTES)
         return self._own.stream, self._own.pinned
+
+
+def are_many(rows: Tensor) -> bool:
+    """Whether rows are worth a thread."""
+    return bool(rows.numel() * rows.itemsize > LEAST_BYTES)
+
+
+def _deliver_when_copied(rows: Tensor, copied: Any, deliver: Deliver) -> None:
+    copied.synchronize()
+    deliver(0, rows)
+
+
+def _pinned(count: int) -> Tensor:
+    """Bytes that the device copies to by itself, if there are any to be had."""
+    import torch
+
+    try:
+        return torch.empty(count, dtype=torch.uint8, pin_memory=True)
+    except RuntimeError as error:
+        _warn_once(f"no memory can be pinned ({error}): hidden states leave the GPU more slowly")
+        return torch.empty(count, dtype=torch.uint8)
 
 
 @cache

@@ -10,9 +10,10 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +69,7 @@ class Slab:
         """
         import torch
 
-        with open(f"/proc/{self.process}/fd/{self.descriptor}", "rb") as file:
+        with open(f"/proc/{self.process}/fd/{self.descriptor}", "rb", buffering=0) as file:
             if os.fstat(file.fileno()).st_ino != self.inode:
                 raise FileNotFoundError(f"{file.name} is not the file that it was")
             path = f"/proc/self/fd/{file.fileno()}"
@@ -81,19 +82,21 @@ class Slab:
 
 @dataclass(frozen=True)
 class Extent:
-    """Where in a slab the states of a prompt are, one layer after the other.
+    """Where in a slab the states of a prompt are, or of neighbours.
 
     Attributes:
         slab: The slab.
         offset: Where the first layer begins, in bytes.
         layers: How many there are.
-        shape: That of each, `(tokens, hidden_size)`.
+        stride: From where one layer begins to where the next does, in bytes; prompts in between have theirs.
+        shape: That of each layer, `(tokens, hidden_size)`.
         dtype: Its torch dtype.
     """
 
     slab: Slab
     offset: int
     layers: int
+    stride: int
     shape: tuple[int, ...]
     dtype: Any
 
@@ -102,15 +105,24 @@ class Extent:
         import torch
 
         count = prod(self.shape)
-        starts = (self.offset + layer * count * self.dtype.itemsize for layer in range(self.layers))
+        starts = range(self.offset, self.offset + self.layers * self.stride, self.stride)
         return [torch.frombuffer(memory, dtype=self.dtype, count=count, offset=at).view(self.shape) for at in starts]
 
+    def joined(self, other: Extent) -> Extent | None:
+        """The two as one, if in every layer the other's rows come right after these."""
+        if (other.slab, other.offset, other.stride) != (self.slab, self.offset + self._layer_bytes, self.stride):
+            return None
+        return replace(self, shape=(self.shape[0] + other.shape[0], *self.shape[1:]))
+
     def allocate(self) -> None:
-        """Get the memory now, in the worker, if it is to be had: what is written later is written faster."""
+        """Get the memory of a group now, in the worker, if it is to be had: what is written later is written faster.
+
+        This is the first of the group, whose layers follow each other without a gap.
+        """
         # Not os.posix_fallocate: where that is not supported, libc writes zeros, maybe over what has been written meanwhile.
         if (fallocate := getattr(ctypes.CDLL(None), "fallocate", None)) is not None:
-            size = self.layers * prod(self.shape) * self.dtype.itemsize
-            fallocate(self.slab.descriptor, 0, ctypes.c_int64(self.offset), ctypes.c_int64(size))
+            size = ctypes.c_int64(self.layers * self.stride)
+            fallocate(self.slab.descriptor, 0, ctypes.c_int64(self.offset), size)
 
     def write(self, layer: int, position: int, rows: Tensor) -> None:
         """Write states, in the worker.
@@ -132,21 +144,33 @@ class Extent:
                 f"{tuple(rows.shape)} rows of {rows.dtype} came for position {position} of a prompt whose first were "
                 f"{self.shape} of {self.dtype}; expected the same dtype and width in every step"
             )
-        row_bytes = prod(self.shape[1:]) * self.dtype.itemsize
         left = memoryview(rows.reshape(-1).view(torch.uint8).numpy())
-        offset = self.offset + (layer * self.shape[0] + position) * row_bytes
+        offset = self.offset + layer * self.stride + position * self._row_bytes
         while left:
             written = os.pwrite(self.slab.descriptor, left, offset)
             left, offset = left[written:], offset + written
 
+    @property
+    def _row_bytes(self) -> int:
+        return prod(self.shape[1:]) * int(self.dtype.itemsize)
+
+    @property
+    def _layer_bytes(self) -> int:
+        return self.shape[0] * self._row_bytes
+
 
 class SharedMemory:
-    """Hands out memory of slabs."""
+    """Hands out memory of slabs.
+
+    Attributes:
+        slabs: Those in use; one list for as long as this lives.
+    """
 
     def __init__(self) -> None:
-        self._slabs: list[Slab] = []
+        self.slabs: list[Slab] = []
         self._used = 0
-        self._closing: threading.Thread | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="speculators-compat-memory")
+        self._closing: Future[None] | None = None
 
     def sample(self) -> Slab:
         """A slab by which another process can see whether it can map them.
@@ -156,18 +180,29 @@ class SharedMemory:
         """
         return self._add(SAMPLE_BYTES)
 
-    def empty(self, layers: int, shape: tuple[int, ...], dtype: Any) -> Extent:
-        """Memory for the states of one prompt, a tensor of `shape` and `dtype` for each layer.
+    def empty(self, layers: int, tokens: Sequence[int], row: Sequence[int], dtype: Any) -> list[list[Extent]]:
+        """Memory for the states of prompts.
+
+        Args:
+            layers: How many.
+            tokens: Of each prompt.
+            row: Shape of one token's state, `(hidden_size,)`.
+            dtype: Its torch dtype.
+
+        Returns:
+            One extent for each prompt, in groups that lie side by side, layer by layer: a large prompt is one by itself.
 
         Raises:
             OSError: If no more can be had.
         """
-        needed = layers * prod(shape) * dtype.itemsize
-        if not self._slabs or self._used + needed > self._slabs[-1].size:
-            self._add(max(needed, SLAB_BYTES, sum(slab.size for slab in self._slabs) // SLAB_SHARE))
-        extent = Extent(self._slabs[-1], self._used, layers, shape, dtype)
-        self._used += -(-needed // ALIGNMENT) * ALIGNMENT
-        return extent
+        row_bytes = prod(row) * dtype.itemsize
+        groups = []
+        for counts in _groups(tokens, SLAB_BYTES // (layers * row_bytes)):
+            stride = sum(counts) * row_bytes
+            slab, start = self._room(layers * stride)
+            offsets = accumulate(counts[:-1], lambda offset, count: offset + count * row_bytes, initial=start)
+            groups.append([Extent(slab, at, layers, stride, (n, *row), dtype) for at, n in zip(offsets, counts, strict=True)])
+        return groups
 
     def close(self) -> None:
         """Let go of the slabs; processes that have mapped them keep them.
@@ -175,25 +210,43 @@ class SharedMemory:
         The last to let go frees the memory, which takes 0.1 s for a few gigabytes, so that is done in a thread.
         """
         if self._closing is not None:
-            self._closing.join()
-        slabs, self._slabs = self._slabs, []
-        closing = threading.Thread(target=_close, args=(slabs,))
+            self._closing.result()
+        slabs = self.slabs[:]
+        self.slabs.clear()
         try:
-            closing.start()
+            self._closing = self._thread.submit(_close, slabs)
         except RuntimeError:  # no more threads can be had
             _close(slabs)
-        else:
-            self._closing = closing
+
+    def _room(self, size: int) -> tuple[Slab, int]:
+        """A slab that has so many bytes left, and where they begin."""
+        if not self.slabs or self._used + size > self.slabs[-1].size:
+            self._add(max(size, SLAB_BYTES, sum(slab.size for slab in self.slabs) // SLAB_SHARE))
+        start = self._used
+        self._used += -(-size // ALIGNMENT) * ALIGNMENT
+        return self.slabs[-1], start
 
     def _add(self, size: int) -> Slab:
-        self._slabs.append(Slab.make(size))
+        self.slabs.append(Slab.make(size))
         self._used = 0
-        return self._slabs[-1]
+        return self.slabs[-1]
 
 
-def _close(slabs: Sequence[Slab]) -> None:
-    for slab in slabs:
-        os.close(slab.descriptor)
+def _groups(counts: Sequence[int], limit: int) -> Iterator[list[int]]:
+    """Counts in their order, as many together as come to no more than the limit, and at least one."""
+    group: list[int] = []
+    for count in counts:
+        if group and sum(group) + count > limit:
+            yield group
+            group = []
+        group.append(count)
+    if group:
+        yield group
+
+
+def _close(slabs: list[Slab]) -> None:
+    while slabs:  # never twice: it might be queued, although it is said that it could not be
+        os.close(slabs.pop().descriptor)
 
 
 def _memfd_create() -> int:
