@@ -19,15 +19,18 @@ if TYPE_CHECKING:
 logger = logging.getLogger("speculators_compat")
 
 
-def for_upstream(captured: CapturedStates) -> Any:
+def for_upstream(captured: CapturedStates, mapped: dict[Slab, Any]) -> Any:
     """By request for speculators that asks by request, else by layer, with the prompts one after another.
+
+    Args:
+        captured: A worker's reply.
+        mapped: Its slabs that have been mapped already.
 
     Raises:
         CaptureError: If the worker could not capture, or something is missing.
         OSError: If the worker's memory cannot be mapped.
     """
     prompts = _complete(captured)
-    mapped: dict[Slab, Any] = {}
     states = {request_id: [_own(layer) for layer in _layers(prompt, mapped)] for request_id, prompt in prompts.items()}
     return states if _expects_states_by_request() else [Rows(layer) for layer in zip(*states.values(), strict=True)]
 
@@ -76,8 +79,7 @@ def _own_class() -> type[Tensor]:
             if self._given:
                 return super().clone(*args, **kwargs).as_subclass(torch.Tensor)
             self._given = True
-            storage, offset = self.untyped_storage(), self.storage_offset()
-            return torch.empty(0, dtype=self.dtype).set_(storage, offset, self.shape, self.stride())
+            return self.data  # a plain tensor, and no view
 
         def __reduce_ex__(self, protocol: Any) -> Any:
             return self.as_subclass(torch.Tensor).__reduce_ex__(protocol)

@@ -8,6 +8,8 @@ reply is checked and given the form that the installed speculators expects.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from itertools import chain
 from typing import Any
 
 from speculators_compat.adapter import Adapter, Finding, accepts, code_of, executor, require, worker_method
@@ -18,6 +20,7 @@ from speculators_compat.worker.capture import Capture, CapturedStates
 from speculators_compat.worker.decoder import find_decoder_layers
 from speculators_compat.worker.model_runner import ModelRunner
 from speculators_compat.worker.residual_stream import learn_stream_forms
+from speculators_compat.worker.shared_memory import Slab
 
 DUMMY_TOKENS = 16
 
@@ -52,6 +55,7 @@ def set_up_taps(wrapped: Callable[..., Any], worker: Any, args: tuple[Any, ...],
             (lambda rows: worker._store_captured_states(rows)) if _overrides_store(worker) else None,
             scale,
         )
+        worker._slabs = worker._capture.memory.slabs
         worker._sample, worker._share_no_memory = worker._capture.sample(), worker._capture.share_no_memory
         worker._end_steps = worker._capture.end_steps  # for two_phase_step
 
@@ -95,22 +99,30 @@ class CapturingExecutor(Proxy):
     """An executor whose workers' states are complete, or an error, and have the form that upstream reads."""
 
     def collective_rpc(self, method: Any, *args: Any, **kwargs: Any) -> Any:
+        mapped = self._self_map_memory() if method == "_get_captured_states" else {}
         reply = self.__wrapped__.collective_rpc(method, *args, **kwargs)
         if method == "_setup_hidden_states_capture":
             self._self_ask_workers()
         if method != "_get_captured_states" or reply is None or (isinstance(reply, dict) and not reply):
             return reply  # of nothing, upstream makes an error
         if isinstance(reply, CapturedStates):
-            return self._self_deliver(reply)
+            return self._self_deliver(reply, mapped)
         if isinstance(reply, list) and any(isinstance(one, CapturedStates) for one in reply):  # vLLM 0.11.0 lists replies
-            return [self._self_deliver(one) if isinstance(one, CapturedStates) else one for one in reply]
+            return [self._self_deliver(one, mapped) if isinstance(one, CapturedStates) else one for one in reply]
         raise CaptureError(
             "an override of _get_captured_states answered with states that nobody has checked. Return what super() returns."
         )
 
-    def _self_deliver(self, captured: CapturedStates) -> Any:
+    def _self_map_memory(self) -> dict[Slab, Any]:
+        """The workers' memory, mapped while the last states are still on their way to it."""
+        slabs = chain.from_iterable(self.__wrapped__.collective_rpc(getattr, args=("_slabs", ())))
+        with suppress(OSError):  # which is met again, and told, when states are delivered
+            return {slab: slab.map() for slab in slabs}
+        return {}
+
+    def _self_deliver(self, captured: CapturedStates, mapped: dict[Slab, Any]) -> Any:
         try:
-            return for_upstream(captured)
+            return for_upstream(captured, mapped)
         except OSError as error:
             self.__wrapped__.collective_rpc("_share_no_memory")
             raise CaptureError(
