@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextvars
 import logging
+import os
 import signal
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, TypeVar
 
 from speculators_compat.activation import reseat
@@ -66,23 +69,13 @@ def uninterrupted(call: Callable[[], T]) -> T:
     """
     if threading.current_thread() is not threading.main_thread():
         return call()
-    values: list[T] = []
-    errors: list[BaseException] = []
-    # Not Thread.join(): interrupted once, it takes the thread for stopped (bpo-45274).
+    interrupts: list[BaseException] = []
+    # Not the future's own wait: an interrupt in the middle of it may leave the future locked.
     ended = threading.Event()
     context = contextvars.copy_context()
-
-    def run() -> None:
-        try:
-            values.append(context.run(call))
-        except BaseException as error:  # noqa: BLE001 - handed to the caller, whatever it is
-            errors.append(error)
-        finally:
-            ended.set()
-
-    interrupts: list[BaseException] = []
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    threading.Thread(target=run, name="speculators-compat", daemon=True).start()
+    result = _other_thread(os.getpid()).submit(context.run, call)
+    result.add_done_callback(lambda future: ended.set())
     while True:
         try:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -96,13 +89,17 @@ def uninterrupted(call: Callable[[], T]) -> T:
     try:
         if interrupts:
             raise interrupts[0]
-        if errors:
-            raise errors[0]
-        return values[0]
+        return result.result()
     finally:
         # An exception must not be held by a frame that it holds itself: the generator would outlive its deletion.
         interrupts.clear()
-        errors.clear()
+        del result
+
+
+@cache
+def _other_thread(process: int) -> ThreadPoolExecutor:
+    """The thread of a process; to start one for each call takes longer than the call."""
+    return ThreadPoolExecutor(1, thread_name_prefix="speculators-compat")
 
 
 class UninterruptedExecutor(Proxy):

@@ -27,13 +27,15 @@ class AppliedPatch:
     attribute: str
     replacements: list[Any] = field(default_factory=list)
     enabled: bool = True
+    seen: Any = None
 
     def stand(self) -> None:
         """Put a replacement in front of what is there, unless one of ours is in front of it already."""
         found = vars(self.holder)[self.attribute]
-        if not any(wrapper is ours for wrapper in _chain(found) for ours in self.replacements):
+        if found is not self.seen and not any(wrapper is ours for wrapper in _chain(found) for ours in self.replacements):
             self.replacements.append(_replacement(self, found))
             setattr(self.holder, self.attribute, self.replacements[-1])
+        self.seen = vars(self.holder)[self.attribute]  # that it is there still is all there is to see, nearly always
 
     def undo(self) -> None:
         """Put back what is behind the replacement. A wrapper that somebody kept calls straight through from now on."""

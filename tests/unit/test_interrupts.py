@@ -20,6 +20,16 @@ def test_values_and_errors_come_through() -> None:
         uninterrupted(lambda: 1 // 0)
 
 
+def test_a_forked_process_has_a_thread_of_its_own() -> None:
+    """The parent's is not there, and would be waited for."""
+    uninterrupted(lambda: None)
+    if (child := os.fork()) == 0:
+        signal.alarm(20)
+        os._exit(uninterrupted(lambda: 7))
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 7
+
+
 def test_two_interrupts_wait_for_the_call() -> None:
     ended: list[bool] = []
 
