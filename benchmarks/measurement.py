@@ -154,8 +154,7 @@ def _measured(plan: Plan, workload: Workload, peers: Sequence[PeerProcess], resu
         cells[peer.name].peak = ask(peer, "peak", prompts)
     for repetition in range(1, plan.repeat + 1):
         prompts = workload.prompts(plan.vocabulary, seed=repetition)
-        # A GPU is slower when it is hot, so nobody always comes after the same other.
-        for peer in peers if repetition % 2 else reversed(peers):
+        for peer in _order(peers, repetition):
             cells[peer.name].seconds.append(ask(peer, "run", prompts))
     result.machine |= gpus()  # its clocks are still those of the runs
     copy_seconds = _copy(state_bytes)
@@ -166,6 +165,13 @@ def _measured(plan: Plan, workload: Workload, peers: Sequence[PeerProcess], resu
             rates = [f"{tokens / seconds:.0f}" for seconds in cells[peer.name].seconds]
             print(f"{workload}: {peer.name}", *rates, "tokens/s", file=sys.stderr)
             yield peer
+
+
+def _order(peers: Sequence[PeerProcess], repetition: int) -> Sequence[PeerProcess]:
+    """Who comes after whom: a GPU is slower when it is hot, so each is in each place and after each other equally often."""
+    first = repetition % len(peers)
+    turned = [*peers[first:], *peers[:first]]
+    return turned if repetition // len(peers) % 2 else turned[::-1]
 
 
 def _copy(count: int) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, cached_property
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from speculators_compat.errors import CaptureError
 from speculators_compat.extraction import current
 from speculators_compat.worker.capture import CapturedStates, PromptStates
-from speculators_compat.worker.shared_memory import Slab
+from speculators_compat.worker.shared_memory import Extent, Slab
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,20 +19,40 @@ if TYPE_CHECKING:
 logger = logging.getLogger("speculators_compat")
 
 
-def for_upstream(captured: CapturedStates, mapped: dict[Slab, Any]) -> Any:
+def for_upstream(captured: CapturedStates, ahead: Mapping[Extent, list[Tensor]]) -> Any:
     """By request for speculators that asks by request, else by layer, with the prompts one after another.
 
     Args:
         captured: A worker's reply.
-        mapped: Its slabs that have been mapped already.
+        ahead: What `in_memory` has given already.
 
     Raises:
         CaptureError: If the worker could not capture, or something is missing.
         OSError: If the worker's memory cannot be mapped.
     """
     prompts = _complete(captured)
-    states = {request_id: [_own(layer) for layer in _layers(prompt, mapped)] for request_id, prompt in prompts.items()}
+    found = {**ahead, **in_memory(prompt.extent for prompt in prompts.values() if prompt.extent not in ahead)}
+    states = {
+        request_id: list(map(_own, prompt.layers)) if prompt.extent is None else found[prompt.extent]
+        for request_id, prompt in prompts.items()
+    }
     return states if _expects_states_by_request() else [Rows(layer) for layer in zip(*states.values(), strict=True)]
+
+
+def in_memory(extents: Iterable[Extent | None]) -> dict[Extent, list[Tensor]]:
+    """The states that are, or will be, where workers have said.
+
+    Raises:
+        OSError: If their memory cannot be mapped.
+    """
+    mapped: dict[Slab, Any] = {}
+    states: dict[Extent, list[Tensor]] = {}
+    for extent in extents:
+        if extent is not None:
+            if extent.slab not in mapped:
+                mapped[extent.slab] = extent.slab.map()
+            states[extent] = list(map(_own, extent.tensors(mapped[extent.slab])))
+    return states
 
 
 def _complete(captured: CapturedStates) -> dict[str, PromptStates]:
@@ -54,15 +74,6 @@ def _complete(captured: CapturedStates) -> dict[str, PromptStates]:
                 "none are returned. Its other tokens were not computed in this call: check that prefix caching is off."
             )
     return {request_id: captured.prompts[request_id] for request_id in lengths}
-
-
-def _layers(prompt: PromptStates, mapped: dict[Slab, Any]) -> list[Tensor]:
-    if prompt.extent is None:
-        return prompt.layers
-    slab = prompt.extent.slab
-    if slab not in mapped:
-        mapped[slab] = slab.map()
-    return prompt.extent.tensors(mapped[slab])
 
 
 @cache

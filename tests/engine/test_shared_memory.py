@@ -19,7 +19,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speculators_compat.delivery import Rows, _own
+from speculators_compat.delivery import Rows, _own, in_memory
 from speculators_compat.errors import CaptureError
 from speculators_compat.worker.capture import Capture, PromptStates, _joined
 from speculators_compat.worker.model_runner import RowSpan
@@ -167,13 +167,24 @@ def test_memory_is_let_go_where_no_thread_can_be_had(monkeypatch: pytest.MonkeyP
     memory.close()
 
 
+def test_what_is_written_after_memory_has_been_mapped_is_there() -> None:
+    """The caller maps while the device still computes; that is a copy on write, but nobody has written to it."""
+    memory = SharedMemory()
+    extent = _one(memory, 2, (600, 64), torch.float32)
+    (states,) = in_memory([extent]).values()
+    for layer in range(2):
+        extent.write(layer, 0, torch.full((600, 64), layer + 1.0))
+    extent.allocate()
+    assert [bool((state == layer + 1).all()) for layer, state in enumerate(states)] == [True, True]
+    memory.close()
+
+
 def test_a_file_that_took_the_descriptor_is_not_taken_for_the_one_before() -> None:
-    first = Slab.make(4096)
-    os.close(first.descriptor)
-    second = Slab.make(4096)
-    assert second.descriptor == first.descriptor
+    first, second = Slab.make(4096), Slab.make(4096)
+    os.dup2(second.descriptor, first.descriptor)
     with pytest.raises(FileNotFoundError, match="is not the file that it was"):
         first.map()
+    os.close(first.descriptor)
     os.close(second.descriptor)
 
 

@@ -10,17 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from speculators_compat.adapter import Adapter, Finding, accepts, code_of, executor, require, worker_method
-from speculators_compat.delivery import can_be_mapped, for_upstream
+from speculators_compat.delivery import can_be_mapped, for_upstream, in_memory
 from speculators_compat.errors import CaptureError, ConfigurationError, ContractError, ModelError
 from speculators_compat.patching import Proxy, proxied
 from speculators_compat.worker.capture import Capture, CapturedStates
 from speculators_compat.worker.decoder import find_decoder_layers
 from speculators_compat.worker.model_runner import ModelRunner
 from speculators_compat.worker.residual_stream import learn_stream_forms
-from speculators_compat.worker.shared_memory import Slab
+from speculators_compat.worker.shared_memory import Extent
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 DUMMY_TOKENS = 16
 
@@ -55,7 +58,7 @@ def set_up_taps(wrapped: Callable[..., Any], worker: Any, args: tuple[Any, ...],
             (lambda rows: worker._store_captured_states(rows)) if _overrides_store(worker) else None,
             scale,
         )
-        worker._slabs = worker._capture.memory.slabs
+        worker._extents = worker._capture.extents
         worker._sample, worker._share_no_memory = worker._capture.sample(), worker._capture.share_no_memory
         worker._end_steps = worker._capture.end_steps  # for two_phase_step
 
@@ -99,30 +102,30 @@ class CapturingExecutor(Proxy):
     """An executor whose workers' states are complete, or an error, and have the form that upstream reads."""
 
     def collective_rpc(self, method: Any, *args: Any, **kwargs: Any) -> Any:
-        mapped = self._self_map_memory() if method == "_get_captured_states" else {}
+        ahead = self._self_look_ahead() if method == "_get_captured_states" else {}
         reply = self.__wrapped__.collective_rpc(method, *args, **kwargs)
         if method == "_setup_hidden_states_capture":
             self._self_ask_workers()
         if method != "_get_captured_states" or reply is None or (isinstance(reply, dict) and not reply):
             return reply  # of nothing, upstream makes an error
         if isinstance(reply, CapturedStates):
-            return self._self_deliver(reply, mapped)
+            return self._self_deliver(reply, ahead)
         if isinstance(reply, list) and any(isinstance(one, CapturedStates) for one in reply):  # vLLM 0.11.0 lists replies
-            return [self._self_deliver(one, mapped) if isinstance(one, CapturedStates) else one for one in reply]
+            return [self._self_deliver(one, ahead) if isinstance(one, CapturedStates) else one for one in reply]
         raise CaptureError(
             "an override of _get_captured_states answered with states that nobody has checked. Return what super() returns."
         )
 
-    def _self_map_memory(self) -> dict[Slab, Any]:
-        """The workers' memory, mapped while the last states are still on their way to it."""
-        slabs = chain.from_iterable(self.__wrapped__.collective_rpc(getattr, args=("_slabs", ())))
+    def _self_look_ahead(self) -> dict[Extent, list[Tensor]]:
+        """States whose place in memory is known already: the device may still be at work on them."""
+        extents = chain.from_iterable(self.__wrapped__.collective_rpc("_extents"))
         with suppress(OSError):  # which is met again, and told, when states are delivered
-            return {slab: slab.map() for slab in slabs}
+            return in_memory(extents)
         return {}
 
-    def _self_deliver(self, captured: CapturedStates, mapped: dict[Slab, Any]) -> Any:
+    def _self_deliver(self, captured: CapturedStates, ahead: dict[Extent, list[Tensor]]) -> Any:
         try:
-            return for_upstream(captured, mapped)
+            return for_upstream(captured, ahead)
         except OSError as error:
             self.__wrapped__.collective_rpc("_share_no_memory")
             raise CaptureError(

@@ -125,6 +125,11 @@ class Capture:
         self.memory.close()
         self.captured = CapturedStates()
 
+    def extents(self) -> list[Extent]:
+        """Where in shared memory the states of this extraction are or will be."""
+        prompts = self.captured.prompts.values() if self.captured is not None else ()
+        return [prompt.extent for prompt in prompts if prompt.extent is not None]
+
     def end(self) -> CapturedStates | None:
         """Stop capturing, and give away what has been captured, or where it is; None if nothing was begun."""
         if (error := self.offload.finish()) is not None:

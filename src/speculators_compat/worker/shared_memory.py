@@ -160,14 +160,10 @@ class Extent:
 
 
 class SharedMemory:
-    """Hands out memory of slabs.
-
-    Attributes:
-        slabs: Those in use; one list for as long as this lives.
-    """
+    """Hands out memory of slabs."""
 
     def __init__(self) -> None:
-        self.slabs: list[Slab] = []
+        self._slabs: list[Slab] = []
         self._used = 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="speculators-compat-memory")
         self._closing: Future[None] | None = None
@@ -211,8 +207,7 @@ class SharedMemory:
         """
         if self._closing is not None:
             self._closing.result()
-        slabs = self.slabs[:]
-        self.slabs.clear()
+        slabs, self._slabs = self._slabs, []
         try:
             self._closing = self._thread.submit(_close, slabs)
         except RuntimeError:  # no more threads can be had
@@ -220,16 +215,16 @@ class SharedMemory:
 
     def _room(self, size: int) -> tuple[Slab, int]:
         """A slab that has so many bytes left, and where they begin."""
-        if not self.slabs or self._used + size > self.slabs[-1].size:
-            self._add(max(size, SLAB_BYTES, sum(slab.size for slab in self.slabs) // SLAB_SHARE))
+        if not self._slabs or self._used + size > self._slabs[-1].size:
+            self._add(max(size, SLAB_BYTES, sum(slab.size for slab in self._slabs) // SLAB_SHARE))
         start = self._used
         self._used += -(-size // ALIGNMENT) * ALIGNMENT
-        return self.slabs[-1], start
+        return self._slabs[-1], start
 
     def _add(self, size: int) -> Slab:
-        self.slabs.append(Slab.make(size))
+        self._slabs.append(Slab.make(size))
         self._used = 0
-        return self.slabs[-1]
+        return self._slabs[-1]
 
 
 def _groups(counts: Sequence[int], limit: int) -> Iterator[list[int]]:
