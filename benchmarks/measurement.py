@@ -169,9 +169,9 @@ def _measured(plan: Plan, workload: Workload, peers: Sequence[PeerProcess], resu
 
 def _order(peers: Sequence[PeerProcess], repetition: int) -> Sequence[PeerProcess]:
     """Who comes after whom: a GPU is slower when it is hot, so each is in each place and after each other equally often."""
-    first = repetition % len(peers)
+    turns, first = divmod(repetition, len(peers) or 1)
     turned = [*peers[first:], *peers[:first]]
-    return turned if repetition // len(peers) % 2 else turned[::-1]
+    return turned if turns % 2 else turned[::-1]
 
 
 def _copy(count: int) -> float:
