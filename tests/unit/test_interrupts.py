@@ -20,6 +20,7 @@ def test_values_and_errors_come_through() -> None:
         uninterrupted(lambda: 1 // 0)
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_forked_process_has_a_thread_of_its_own() -> None:
     """The parent's is not there, and would be waited for."""
     uninterrupted(lambda: None)
