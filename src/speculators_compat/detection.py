@@ -103,8 +103,8 @@ def _named_alike(module: str) -> Iterator[metadata.Distribution]:
 
 
 def _named_otherwise(module: str) -> Iterator[metadata.Distribution]:
-    for name in metadata.packages_distributions().get(module, ()):
-        yield from metadata.distributions(name=name)
+    # Not packages_distributions(), which reads no RECORD on Python 3.10.
+    yield from (found for found in metadata.distributions() if _provides(found, module))
 
 
 def _provides(found: metadata.Distribution, module: str) -> bool:
