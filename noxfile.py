@@ -28,7 +28,10 @@ ARCHITECTURES = [f"tests/engine/test_{name}.py" for name in ("registry", "quanti
 # What depends on the version of speculators: what it hands to vLLM, and what form it wants the states in.
 OF_SPECULATORS = [
     f"tests/engine/test_{name}.py"
-    for name in ("right_states", "lines", "calls", "batch_and_preemption", "switches", "speculator_configs")
+    for name in (
+        *("right_states", "lines", "calls", "batch_and_preemption", "switches", "speculator_configs"),
+        *("shared_memory", "processes"),
+    )
 ]
 PREFLIGHT = "tests/tools/test_preflight.py::test_what_works_is_let_through_in_a_minute"
 CONSTRAINTS = Path(__file__).parent / "tests" / "constraints.txt"
