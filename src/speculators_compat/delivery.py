@@ -31,7 +31,8 @@ def for_upstream(captured: CapturedStates, ahead: Mapping[Extent, list[Tensor]])
         OSError: If the worker's memory cannot be mapped.
     """
     prompts = _complete(captured)
-    found = {**ahead, **in_memory(prompt.extent for prompt in prompts.values() if prompt.extent not in ahead)}
+    extents = (prompt.extent for prompt in prompts.values() if prompt.extent is not None)
+    found = {**ahead, **in_memory(extent for extent in extents if extent not in ahead)}
     states = {
         request_id: list(map(_own, prompt.layers)) if prompt.extent is None else found[prompt.extent]
         for request_id, prompt in prompts.items()
@@ -39,7 +40,7 @@ def for_upstream(captured: CapturedStates, ahead: Mapping[Extent, list[Tensor]])
     return states if _expects_states_by_request() else [Rows(layer) for layer in zip(*states.values(), strict=True)]
 
 
-def in_memory(extents: Iterable[Extent | None]) -> dict[Extent, list[Tensor]]:
+def in_memory(extents: Iterable[Extent]) -> dict[Extent, list[Tensor]]:
     """The states that are, or will be, where workers have said.
 
     Raises:
@@ -48,10 +49,9 @@ def in_memory(extents: Iterable[Extent | None]) -> dict[Extent, list[Tensor]]:
     mapped: dict[Slab, Any] = {}
     states: dict[Extent, list[Tensor]] = {}
     for extent in extents:
-        if extent is not None:
-            if extent.slab not in mapped:
-                mapped[extent.slab] = extent.slab.map()
-            states[extent] = list(map(_own, extent.tensors(mapped[extent.slab])))
+        if extent.slab not in mapped:
+            mapped[extent.slab] = extent.slab.map()
+        states[extent] = list(map(_own, extent.tensors(mapped[extent.slab])))
     return states
 
 

@@ -74,7 +74,14 @@ def uninterrupted(call: Callable[[], T]) -> T:
     ended = threading.Event()
     context = contextvars.copy_context()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    result = _other_thread(os.getpid()).submit(context.run, call)
+    other_thread = _other_thread(os.getpid())
+    try:
+        result = other_thread.submit(context.run, call)
+    except RuntimeError:  # no thread can be had; the call is queued, and is not to run before a later one
+        other_thread.shutdown(cancel_futures=True)
+        _other_thread.cache_clear()
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        raise
     result.add_done_callback(lambda future: ended.set())
     while True:
         try:

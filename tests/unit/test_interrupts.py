@@ -6,12 +6,13 @@ import contextlib
 import gc
 import os
 import signal
+import threading
 import time
 import weakref
 
 import pytest
 
-from speculators_compat.extraction import uninterrupted
+from speculators_compat.extraction import _other_thread, uninterrupted
 
 
 def test_values_and_errors_come_through() -> None:
@@ -29,6 +30,23 @@ def test_a_forked_process_has_a_thread_of_its_own() -> None:
         os._exit(uninterrupted(lambda: 7))
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 7
+
+
+def test_a_call_that_no_thread_could_take_does_not_run_before_a_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+
+    def no_thread(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    _other_thread.cache_clear()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", no_thread)
+        with pytest.raises(RuntimeError, match="new thread"):
+            uninterrupted(lambda: ran.append("first"))
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+    uninterrupted(lambda: ran.append("second"))
+    assert ran == ["second"]
 
 
 def test_two_interrupts_wait_for_the_call() -> None:
