@@ -133,12 +133,11 @@ class Rows:
         return torch.cat(list(self._prompts.values()))
 
 
-def can_be_mapped(slabs: Iterable[Slab | None]) -> bool:
+def can_be_mapped(slabs: Iterable[Slab]) -> bool:
     """Whether the caller reaches the memory of its workers: it does not if they are on another host."""
     try:
         for slab in slabs:
-            if slab is not None:
-                slab.map()
+            slab.map()
     except OSError as error:
         logger.warning("the workers' memory cannot be mapped (%s): states are pickled, which is several times slower", error)
         return False

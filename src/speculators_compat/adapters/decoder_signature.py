@@ -101,8 +101,10 @@ def end_capture(
 class CapturingExecutor(Proxy):
     """An executor whose workers' states are complete, or an error, and have the form that upstream reads."""
 
+    _self_memory_is_mapped = False
+
     def collective_rpc(self, method: Any, *args: Any, **kwargs: Any) -> Any:
-        ahead = self._self_look_ahead() if method == "_get_captured_states" else {}
+        ahead = self._self_look_ahead() if method == "_get_captured_states" and self._self_memory_is_mapped else {}
         reply = self.__wrapped__.collective_rpc(method, *args, **kwargs)
         if method == "_setup_hidden_states_capture":
             self._self_ask_workers()
@@ -137,7 +139,9 @@ class CapturingExecutor(Proxy):
         rpc = self.__wrapped__.collective_rpc
         if reasons := set(filter(None, rpc(getattr, args=("_refusal", "")))):
             raise ModelError("; ".join(sorted(reasons)))
-        if not can_be_mapped(rpc(getattr, args=("_sample", None))):
+        slabs = [slab for slab in rpc(getattr, args=("_sample", None)) if slab is not None]
+        self._self_memory_is_mapped = bool(slabs) and can_be_mapped(slabs)
+        if slabs and not self._self_memory_is_mapped:
             rpc("_share_no_memory")
 
 
