@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
 import os
 import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from argparse import Namespace
@@ -545,6 +547,23 @@ def test_no_process_outlives_a_run_that_is_ended(tmp_path: Path, number: signal.
     while in_session(run.pid) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert in_session(run.pid) == set()
+
+
+def test_an_interrupt_while_the_pool_starts_its_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = make_sample(conversation(random.Random(0)))
+    directory = write(tmp_path, {f"data_{index}.pt": content for index in range(1000)})
+    stamps, _ = folder.find(directory)
+
+    def interrupted(thread: threading.Thread) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("concurrent.futures.process._ExecutorManagerThread.start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        list(folder.read(directory, stamps, 2))
+    deadline = time.monotonic() + 10
+    while multiprocessing.active_children() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not multiprocessing.active_children()
 
 
 def test_a_terminal_that_hangs_up(tmp_path: Path) -> None:

@@ -70,11 +70,12 @@ def read(folder: Path, stamps: list[Stamp], jobs: int) -> Generator[Record, None
         yield from pool.map(partial(_examine, folder), stamps, chunksize=PORTION)
     except BaseException:
         # A pool that is interrupted while it starts its processes would never end them, and Python's exit would wait for them.
+        # Nor can its own thread be waited for, which may not run yet.
         for process in set(multiprocessing.active_children()) - others:
             process.terminate()
+        pool.shutdown(wait=False, cancel_futures=True)
         raise
-    finally:
-        pool.shutdown(cancel_futures=True)
+    pool.shutdown()
 
 
 def _prepare_process() -> None:
