@@ -8,22 +8,16 @@ reply is checked and given the form that the installed speculators expects.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
-from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from speculators_compat.adapter import Adapter, Finding, accepts, code_of, executor, require, worker_method
-from speculators_compat.delivery import can_be_mapped, for_upstream, in_memory
+from speculators_compat.delivery import CapturingExecutor
 from speculators_compat.errors import CaptureError, ConfigurationError, ContractError, ModelError
-from speculators_compat.patching import Proxy, proxied
+from speculators_compat.patching import proxied
 from speculators_compat.worker.capture import Capture, CapturedStates
 from speculators_compat.worker.decoder import find_decoder_layers
 from speculators_compat.worker.model_runner import ModelRunner
 from speculators_compat.worker.residual_stream import learn_stream_forms
-from speculators_compat.worker.shared_memory import Extent
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 DUMMY_TOKENS = 16
 
@@ -96,53 +90,6 @@ def end_capture(
 
 
 # In the caller.
-
-
-class CapturingExecutor(Proxy):
-    """An executor whose workers' states are complete, or an error, and have the form that upstream reads."""
-
-    _self_memory_is_mapped = False
-
-    def collective_rpc(self, method: Any, *args: Any, **kwargs: Any) -> Any:
-        ahead = self._self_look_ahead() if method == "_get_captured_states" and self._self_memory_is_mapped else {}
-        reply = self.__wrapped__.collective_rpc(method, *args, **kwargs)
-        if method == "_setup_hidden_states_capture":
-            self._self_ask_workers()
-        if method != "_get_captured_states" or reply is None or (isinstance(reply, dict) and not reply):
-            return reply  # of nothing, upstream makes an error
-        if isinstance(reply, CapturedStates):
-            return self._self_deliver(reply, ahead)
-        if isinstance(reply, list) and any(isinstance(one, CapturedStates) for one in reply):  # vLLM 0.11.0 lists replies
-            return [self._self_deliver(one, ahead) if isinstance(one, CapturedStates) else one for one in reply]
-        raise CaptureError(
-            "an override of _get_captured_states answered with states that nobody has checked. Return what super() returns."
-        )
-
-    def _self_look_ahead(self) -> dict[Extent, list[Tensor]]:
-        """States whose place in memory is known already: the device may still be at work on them."""
-        extents = chain.from_iterable(self.__wrapped__.collective_rpc("_extents"))
-        with suppress(OSError):  # which is met again, and told, when states are delivered
-            return in_memory(extents)
-        return {}
-
-    def _self_deliver(self, captured: CapturedStates, ahead: dict[Extent, list[Tensor]]) -> Any:
-        try:
-            return for_upstream(captured, ahead)
-        except OSError as error:
-            self.__wrapped__.collective_rpc("_share_no_memory")
-            raise CaptureError(
-                f"the memory with the hidden states cannot be mapped: {error}. The next call does without sharing memory."
-            ) from error
-
-    def _self_ask_workers(self) -> None:
-        """See how the set-up came out, with builtins: a function of ours would activate the package where it is unpickled."""
-        rpc = self.__wrapped__.collective_rpc
-        if reasons := set(filter(None, rpc(getattr, args=("_refusal", "")))):
-            raise ModelError("; ".join(sorted(reasons)))
-        slabs = [slab for slab in rpc(getattr, args=("_sample", None)) if slab is not None]
-        self._self_memory_is_mapped = bool(slabs) and can_be_mapped(slabs)
-        if slabs and not self._self_memory_is_mapped:
-            rpc("_share_no_memory")
 
 
 def with_capture(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
