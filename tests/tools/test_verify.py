@@ -501,6 +501,24 @@ def test_a_torn_last_line_costs_one_file(tmp_path: Path, reads: list[str], lost:
     assert not (directory / ".verified.jsonl").exists()
 
 
+def test_a_folder_that_cannot_be_read_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its files would not be missed."""
+    directory = write(tmp_path, good_folder(files=2))
+    (directory / "more").mkdir()
+    scan = os.scandir
+
+    def refused(path: Any) -> Any:
+        if Path(path).name == "more":
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refused)  # root may read anything
+    result = CliRunner().invoke(main, ["verify", str(directory)])
+    assert result.exit_code == 2
+    assert "Permission denied" in result.output
+    assert "more" in result.output
+
+
 def test_a_killed_run_is_gone_on_with(tmp_path: Path, reads: list[str]) -> None:
     samples = good_folder(files=1)
     directory = write(tmp_path, {f"data_{i}.pt": samples["data_0.pt"] for i in range(1500)})

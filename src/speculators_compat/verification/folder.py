@@ -29,9 +29,17 @@ class Found(NamedTuple):
 
 
 def find(folder: Path) -> Found:
-    """All `.pt` files below `folder`, as speculators' trainer finds them."""
+    """All `.pt` files below `folder`, as speculators' trainer finds them.
+
+    Raises:
+        OSError: If a folder cannot be read.
+    """
+
+    def fail(error: OSError) -> None:
+        raise error
+
     stamps, linked = [], []
-    for directory, folders, files in os.walk(folder):
+    for directory, folders, files in os.walk(folder, onerror=fail):
         stamps += [_stamp(folder, Path(directory, file)) for file in files if file.endswith(".pt")]
         linked += [
             path.relative_to(folder).as_posix() for path in (Path(directory, name) for name in folders) if path.is_symlink()
