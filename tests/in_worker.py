@@ -41,6 +41,29 @@ def describe_weights(worker: Any) -> list[str]:
     return sorted(methods) + sorted({str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()})
 
 
+def fail_once(worker: Any, rank: int) -> None:
+    """Have one rank fail in the middle of its next forward pass."""
+    if worker.rank == rank:
+        (layer,) = (module for name, module in worker.model_runner.get_model().named_modules() if name.endswith("layers.2"))
+
+        def fail(*args: Any) -> None:
+            hook.remove()
+            raise MemoryError("no memory for layer 2")
+
+        hook = layer.register_forward_pre_hook(fail)
+
+
+def answer_late(worker: Any) -> None:
+    """Take longer over the next reply with states than the caller waits."""
+
+    def late() -> Any:
+        del worker._get_captured_states
+        time.sleep(3)
+        return worker._get_captured_states()
+
+    worker._get_captured_states = late
+
+
 def lag_behind(worker: Any) -> None:
     """Keep the GPU behind the host from now on, so that what is read or overwritten too early shows."""
     execute_model = worker._capture._execute_model

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import contextvars
 import logging
-import os
 import signal
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import cache
+from types import FrameType
 from typing import Any, TypeVar
 
 from speculators_compat.activation import reseat
 from speculators_compat.adapter import generator_global, generator_method
+from speculators_compat.errors import CaptureError
 from speculators_compat.patching import Proxy, proxied
 from speculators_compat.progress import Progress
 
 logger = logging.getLogger("speculators_compat")
 T = TypeVar("T")
+
+# Signals whose handlers people let raise.
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 
 
 @dataclass
@@ -39,7 +40,7 @@ class Extraction:
     generator: Any
     prompt_lengths: dict[str, int] = field(default_factory=dict)
     progress: Progress = field(default_factory=Progress)
-    stop: threading.Event = field(default_factory=threading.Event)
+    stop: bool = False
 
 
 _current: ContextVar[Extraction | None] = ContextVar("speculators_compat_extraction", default=None)
@@ -65,48 +66,49 @@ def uninterrupted(call: Callable[[], T]) -> T:
     """Run `call` to its end even if the caller is interrupted meanwhile; then let the interrupt through.
 
     A `KeyboardInterrupt` in the middle of a call to the workers would leave its reply in the queue, to be taken for the
-    reply to the next call. Signals only ever reach the main thread, so the call runs in another one.
+    reply to the next call. Handlers of signals run in the main thread as ever, but what they raise is kept.
     """
     if threading.current_thread() is not threading.main_thread():
         return call()
-    interrupts: list[BaseException] = []
-    # Not the future's own wait: an interrupt in the middle of it may leave the future locked.
-    ended = threading.Event()
-    context = contextvars.copy_context()
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    other_thread = _other_thread(os.getpid())
+    raised: list[BaseException] = []
     try:
-        result = other_thread.submit(context.run, call)
-    except RuntimeError:  # no thread can be had; the call is queued, and is not to run before a later one
-        other_thread.shutdown(cancel_futures=True)
-        _other_thread.cache_clear()
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        raise
-    result.add_done_callback(lambda future: ended.set())
-    while True:
-        try:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            ended.wait()
-            break
-        except BaseException as interrupt:  # noqa: BLE001 - raised when the call has ended, however often it comes
-            interrupts.append(interrupt)
-            if (extraction := current()) is not None:
-                extraction.stop.set()
-            logger.warning("interrupted: waiting for the step that the workers are running to end")
-    try:
-        if interrupts:
-            raise interrupts[0]
-        return result.result()
+        with _keeping_what_handlers_raise(raised):
+            return call()
     finally:
-        # An exception must not be held by a frame that it holds itself: the generator would outlive its deletion.
-        interrupts.clear()
-        del result
+        if raised:
+            raise raised.pop(0)  # not from a variable: it would hold this frame, which holds it, and the generator with them
 
 
-@cache
-def _other_thread(process: int) -> ThreadPoolExecutor:
-    """The thread of a process; to start one for each call takes longer than the call."""
-    return ThreadPoolExecutor(1, thread_name_prefix="speculators-compat")
+@contextmanager
+def _keeping_what_handlers_raise(raised: list[BaseException]) -> Iterator[None]:
+    ended = False
+
+    def keeping(handler: Callable[[int, FrameType | None], Any]) -> Callable[[int, FrameType | None], None]:
+        def handle(number: int, frame: FrameType | None) -> None:
+            if ended:  # and another interrupt has kept this one's handler from being put back
+                handler(number, frame)
+                return
+            try:
+                handler(number, frame)
+            except BaseException as interrupt:  # noqa: BLE001 - raised when the call has ended, however often it comes
+                raised.append(interrupt.with_traceback(None))
+                if (extraction := current()) is not None:
+                    extraction.stop = True
+                logger.warning("interrupted: waiting for the step that the workers are running to end")
+
+        return handle
+
+    handlers = {number: handler for number in INTERRUPTS if callable(handler := signal.getsignal(number))}
+    try:
+        for number, handler in handlers.items():
+            signal.signal(number, keeping(handler))
+        yield
+    finally:
+        try:
+            for number, handler in reversed(handlers.items()):
+                signal.signal(number, handler)
+        finally:
+            ended = True
 
 
 class UninterruptedExecutor(Proxy):
@@ -114,24 +116,42 @@ class UninterruptedExecutor(Proxy):
 
     vLLM's future holds the error of a call, and the error's traceback the future and the executor. Where the garbage collector
     finds that cycle, it closes ZMQ contexts before their sockets, and waits for ever. So vLLM's part of the traceback is cut.
+
+    Workers whose call has failed may be out of step: a reply that comes late is taken for that to the next call, and of several
+    ranks one has said that it failed, while others have more to say, or wait for it within the model. They are asked no more.
     """
 
+    _self_out_of_step = ""
+
     def collective_rpc(self, *args: Any, **kwargs: Any) -> Any:
-        return _cutting_the_traceback(lambda: uninterrupted(lambda: self.__wrapped__.collective_rpc(*args, **kwargs)))
+        return uninterrupted(lambda: self._self_ask(lambda: self.__wrapped__.collective_rpc(*args, **kwargs)))
 
     def execute_model(self, *args: Any, **kwargs: Any) -> Any:
-        return _cutting_the_traceback(lambda: self.__wrapped__.execute_model(*args, **kwargs))
+        return self._self_ask(lambda: self.__wrapped__.execute_model(*args, **kwargs))
+
+    def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
+        return self._self_ask(lambda: self.__wrapped__.sample_tokens(*args, **kwargs))
 
     def initialize_from_config(self, *args: Any, **kwargs: Any) -> Any:
-        return _cutting_the_traceback(lambda: self.__wrapped__.initialize_from_config(*args, **kwargs))
+        return self._self_ask(lambda: self.__wrapped__.initialize_from_config(*args, **kwargs))
 
+    def _self_ask(self, call: Callable[[], T]) -> T:
+        """Call the workers.
 
-def _cutting_the_traceback(call: Callable[[], T]) -> T:
-    try:
-        return call()
-    except Exception as error:
-        logger.debug("a call to the workers failed", exc_info=True)
-        raise error.with_traceback(None)  # noqa: B904 - the same error
+        Raises:
+            CaptureError: If they may be out of step.
+        """
+        if self._self_out_of_step:
+            raise CaptureError(
+                f"workers may be out of step since a call to them failed ({self._self_out_of_step}): build a new generator"
+            )
+        try:
+            return call()
+        except Exception as error:
+            logger.debug("a call to the workers failed", exc_info=True)
+            if isinstance(error, TimeoutError) or self.__wrapped__.parallel_config.world_size > 1:
+                self._self_out_of_step = f"{type(error).__name__}: {error}"
+            raise error.with_traceback(None)  # noqa: B904 - the same error
 
 
 class SubmissionRecorder(Proxy):

@@ -68,7 +68,7 @@ class PrefillScheduler(Proxy):
                 request.num_in_flight_tokens = 0
             complete = [r.request_id for r in requests if r.num_computed_tokens >= r.num_prompt_tokens]
             scheduler.finish_requests(complete, RequestStatus.FINISHED_ABORTED)
-            if extraction is not None and extraction.stop.is_set():
+            if extraction is not None and extraction.stop:
                 return output
         if output.finished_req_ids:
             # Workers free a request when they execute the next step, even one without tokens.
