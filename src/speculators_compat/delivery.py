@@ -24,10 +24,14 @@ logger = logging.getLogger("speculators_compat")
 class CapturingExecutor(Proxy):
     """An executor whose workers' states are complete, or an error, and have the form that upstream reads."""
 
-    _self_memory_is_mapped = False
+    _self_looks_ahead = False
 
     def collective_rpc(self, method: Any, *args: Any, **kwargs: Any) -> Any:
-        ahead = self._self_look_ahead() if method == "_get_captured_states" and self._self_memory_is_mapped else {}
+        ahead = {}
+        if method == "_get_captured_states":
+            ahead = self._self_look_ahead() if self._self_looks_ahead else {}
+            if not args:
+                kwargs.setdefault("timeout", _step_timeout())
         reply = self.__wrapped__.collective_rpc(method, *args, **kwargs)
         if method == "_setup_hidden_states_capture":
             self._self_ask_workers()
@@ -62,10 +66,25 @@ class CapturingExecutor(Proxy):
         rpc = self.__wrapped__.collective_rpc
         if reasons := set(filter(None, rpc(getattr, args=("_refusal", "")))):
             raise ModelError("; ".join(sorted(reasons)))
-        slabs = [slab for slab in rpc(getattr, args=("_sample", None)) if slab is not None]
-        self._self_memory_is_mapped = bool(slabs) and can_be_mapped(slabs)
-        if slabs and not self._self_memory_is_mapped:
+        try:
+            samples = [slab.map() for slab in rpc(getattr, args=("_sample", None)) if slab is not None]
+        except OSError as error:
+            logger.warning(
+                "the workers' memory cannot be mapped (%s): states are pickled, which is several times slower", error
+            )
             rpc("_share_no_memory")
+            return
+        if samples:
+            rpc("_write_sample")
+        # Not where mapped memory is copied at once, as after mlockall: what is written later would not be seen.
+        self._self_looks_ahead = bool(samples) and all(memory[0] for memory in samples)
+
+
+def _step_timeout() -> int:
+    """How long a step may take, in seconds: steps that were ended early are waited for when states are asked for."""
+    from vllm import envs
+
+    return int(envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS)
 
 
 def for_upstream(captured: CapturedStates, ahead: Mapping[Extent, list[Tensor]]) -> Any:
@@ -180,17 +199,6 @@ class Rows:
         import torch
 
         return torch.cat(list(self._prompts.values()))
-
-
-def can_be_mapped(slabs: Iterable[Slab]) -> bool:
-    """Whether the caller reaches the memory of its workers: it does not if they are on another host."""
-    try:
-        for slab in slabs:
-            slab.map()
-    except OSError as error:
-        logger.warning("the workers' memory cannot be mapped (%s): states are pickled, which is several times slower", error)
-        return False
-    return True
 
 
 def _expects_states_by_request() -> bool:

@@ -25,7 +25,7 @@ from speculators_compat.worker.capture import Capture, PromptStates, _joined
 from speculators_compat.worker.model_runner import RowSpan
 from speculators_compat.worker.offload import THREADS, Offload
 from speculators_compat.worker.shared_memory import SLAB_BYTES, Extent, SharedMemory, Slab
-from tests.engine.support import Extractor, prompt
+from tests.engine.support import Extractor, prompt, run_script
 
 PROMPTS = [prompt(300, seed) for seed in range(16)]
 SETTLING = 0.5  # seconds: memory is let go by a thread
@@ -344,3 +344,33 @@ def test_where_memory_cannot_be_mapped_states_are_right_all_the_same(
         extractor.check(PROMPTS)
         extractor.check(PROMPTS[:3])
     assert len([record for record in caplog.records if "states are pickled" in record.message]) == 1
+
+
+def test_where_mapped_memory_is_copied_at_once_it_is_mapped_later(checkpoints: Path) -> None:
+    """After mlockall, what is written to a file would not be seen by who has mapped it before."""
+    process = run_script(
+        """
+        import ctypes, inspect, sys
+        from pathlib import Path
+        import speculators_compat
+        from tests.engine.support import Extractor, prompt
+
+        def looks_ahead():
+            with Extractor(Path(sys.argv[1]), "llama") as extractor:
+                executor, called = inspect.unwrap(extractor.generator.executor), []
+                rpc = executor.collective_rpc
+                executor.collective_rpc = lambda name, *args, **kwargs: (called.append(name), rpc(name, *args, **kwargs))[1]
+                extractor.check([prompt(20)])
+                return "_extents" in called
+
+        if __name__ == "__main__":
+            print("LOOKS AHEAD", looks_ahead())
+            print("LOCKED", ctypes.CDLL(None).mlockall(2) == 0)  # MCL_FUTURE
+            print("LOOKS AHEAD", looks_ahead())
+        """,
+        str(checkpoints),
+    )
+    seen = [line for line in process.stdout.splitlines() if line.startswith(("LOOKS AHEAD", "LOCKED"))]
+    if "LOCKED False" in seen:
+        pytest.skip("no memory may be locked here")
+    assert seen == ["LOOKS AHEAD True", "LOCKED True", "LOOKS AHEAD False"], process.stderr[-3000:]

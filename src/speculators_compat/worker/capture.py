@@ -87,6 +87,7 @@ class Capture:
         self.offload = Offload()
         self.memory = SharedMemory()
         self.shares_memory = True
+        self._sample: Slab | None = None
         self.ends_steps = False
         self._order = {index: order for order, index in enumerate(sorted(layers))}
         self._taps = [layer.register_forward_hook(self._tap(index)) for index, layer in layers.items()]
@@ -114,10 +115,15 @@ class Capture:
     def sample(self) -> Slab | None:
         """A slab by which the caller can see whether it can map this process's memory; None if there is none to be had."""
         try:
-            return self.memory.sample()
+            self._sample = self.memory.sample()
         except OSError as error:
             self.share_no_memory(error)
-            return None
+        return self._sample
+
+    def write_sample(self) -> None:
+        """Write to it: not everybody who has mapped memory sees what is written to it afterwards."""
+        if self._sample is not None:
+            self._sample.write_sample()
 
     def begin(self) -> None:
         """Forget earlier states and capture from now on."""

@@ -61,6 +61,10 @@ class Slab:
             raise
         return cls(os.getpid(), descriptor, os.fstat(descriptor).st_ino, size)
 
+    def write_sample(self) -> None:
+        """Write something that is not zero, in the worker, at the beginning."""
+        os.pwrite(self.descriptor, b"\x01", 0)
+
     def map(self) -> Any:
         """The file's memory, a buffer of `size` bytes; what is written to it in this process stays in this process.
 
