@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("speculators_compat")
 
+# Those that wait for what the device has been given.
+WAITING_METHODS = ("_reset_capture", "_get_captured_states")
+
 
 class CapturingExecutor(Proxy):
     """An executor whose workers' states are complete, or an error, and have the form that upstream reads."""
@@ -27,11 +30,9 @@ class CapturingExecutor(Proxy):
     _self_looks_ahead = False
 
     def collective_rpc(self, method: Any, *args: Any, **kwargs: Any) -> Any:
-        ahead = {}
-        if method == "_get_captured_states":
-            ahead = self._self_look_ahead() if self._self_looks_ahead else {}
-            if not args:
-                kwargs.setdefault("timeout", _step_timeout())
+        if method in WAITING_METHODS and not args:
+            kwargs.setdefault("timeout", _step_timeout())
+        ahead = self._self_look_ahead() if method == "_get_captured_states" and self._self_looks_ahead else {}
         reply = self.__wrapped__.collective_rpc(method, *args, **kwargs)
         if method == "_setup_hidden_states_capture":
             self._self_ask_workers()
@@ -47,7 +48,7 @@ class CapturingExecutor(Proxy):
 
     def _self_look_ahead(self) -> dict[Extent, list[Tensor]]:
         """States whose place in memory is known already: the device may still be at work on them."""
-        extents = chain.from_iterable(self.__wrapped__.collective_rpc("_extents"))
+        extents = chain.from_iterable(self.__wrapped__.collective_rpc("_extents", timeout=_step_timeout()))
         with suppress(OSError):  # which is met again, and told, when states are delivered
             return in_memory(extents)
         return {}
@@ -81,7 +82,7 @@ class CapturingExecutor(Proxy):
 
 
 def _step_timeout() -> int:
-    """How long a step may take, in seconds: steps that were ended early are waited for when states are asked for."""
+    """How long a worker may take to answer, in seconds: it may have to wait for a step that was ended early."""
     from vllm import envs
 
     return int(envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS)

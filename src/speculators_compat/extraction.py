@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import FrameType
@@ -21,9 +22,10 @@ from speculators_compat.progress import Progress
 
 logger = logging.getLogger("speculators_compat")
 T = TypeVar("T")
+Handler = Callable[[int, "FrameType | None"], Any]
 
 # Signals whose handlers people let raise.
-INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
 
 
 @dataclass
@@ -35,12 +37,14 @@ class Extraction:
         prompt_lengths: Tokens of each prompt by request id, in input order; filled as requests are submitted.
         progress: Counts the tokens of this call.
         stop: Set when the caller has been interrupted: no further step is to be started.
+        building: Whether it is a call of `__init__`.
     """
 
     generator: Any
     prompt_lengths: dict[str, int] = field(default_factory=dict)
     progress: Progress = field(default_factory=Progress)
     stop: bool = False
+    building: bool = False
 
 
 _current: ContextVar[Extraction | None] = ContextVar("speculators_compat_extraction", default=None)
@@ -53,9 +57,9 @@ def current() -> Extraction | None:
 
 
 @contextmanager
-def _extraction(generator: Any) -> Iterator[Extraction]:
+def _extraction(generator: Any, building: bool = False) -> Iterator[Extraction]:
     reseat()
-    token = _current.set(Extraction(generator))
+    token = _current.set(Extraction(generator, building=building))
     try:
         yield _current.get()  # type: ignore[misc]
     finally:
@@ -75,38 +79,45 @@ def uninterrupted(call: Callable[[], T]) -> T:
         with _keeping_what_handlers_raise(raised):
             return call()
     finally:
+        # What ends a program comes before what an `except Exception` takes.
+        raised.sort(key=lambda interrupt: isinstance(interrupt, Exception))
+        del raised[1:]
         if raised:
-            raise raised.pop(0)  # not from a variable: it would hold this frame, which holds it, and the generator with them
+            raise raised.pop()  # not from a variable: it would hold this frame, which holds it, and the generator with them
 
 
 @contextmanager
 def _keeping_what_handlers_raise(raised: list[BaseException]) -> Iterator[None]:
-    ended = False
+    process, ended = os.getpid(), False
 
-    def keeping(handler: Callable[[int, FrameType | None], Any]) -> Callable[[int, FrameType | None], None]:
+    def keeping(handler: Handler) -> Handler:
         def handle(number: int, frame: FrameType | None) -> None:
-            if ended:  # and another interrupt has kept this one's handler from being put back
+            if ended or os.getpid() != process:  # left behind by another interrupt, or in a fork of this process
                 handler(number, frame)
                 return
             try:
                 handler(number, frame)
             except BaseException as interrupt:  # noqa: BLE001 - raised when the call has ended, however often it comes
+                interrupt.__context__ = None
                 raised.append(interrupt.with_traceback(None))
                 if (extraction := current()) is not None:
                     extraction.stop = True
-                logger.warning("interrupted: waiting for the step that the workers are running to end")
+                with suppress(Exception):  # whatever users log with
+                    logger.warning("interrupted: waiting for the step that the workers are running to end")
 
         return handle
 
     handlers = {number: handler for number in INTERRUPTS if callable(handler := signal.getsignal(number))}
+    ours = {number: keeping(handler) for number, handler in handlers.items()}
     try:
-        for number, handler in handlers.items():
-            signal.signal(number, keeping(handler))
+        for number, handler in ours.items():
+            signal.signal(number, handler)
         yield
     finally:
         try:
             for number, handler in reversed(handlers.items()):
-                signal.signal(number, handler)
+                if signal.getsignal(number) is ours[number]:  # a handler may have put another in its place
+                    signal.signal(number, handler)
         finally:
             ended = True
 
@@ -124,7 +135,11 @@ class UninterruptedExecutor(Proxy):
     _self_out_of_step = ""
 
     def collective_rpc(self, *args: Any, **kwargs: Any) -> Any:
-        return uninterrupted(lambda: self._self_ask(lambda: self.__wrapped__.collective_rpc(*args, **kwargs)))
+        def ask() -> Any:
+            return self._self_ask(lambda: self.__wrapped__.collective_rpc(*args, **kwargs))
+
+        # Of a generator that is not built, nobody will read a reply, and the workers may wait for each other.
+        return ask() if (extraction := current()) is not None and extraction.building else uninterrupted(ask)
 
     def execute_model(self, *args: Any, **kwargs: Any) -> Any:
         return self._self_ask(lambda: self.__wrapped__.execute_model(*args, **kwargs))
@@ -147,11 +162,19 @@ class UninterruptedExecutor(Proxy):
             )
         try:
             return call()
-        except Exception as error:
+        except BaseException as error:
             logger.debug("a call to the workers failed", exc_info=True)
-            if isinstance(error, TimeoutError) or self.__wrapped__.parallel_config.world_size > 1:
+            answered = isinstance(error, Exception) and not isinstance(error, TimeoutError)
+            if not answered or self.__wrapped__.parallel_config.world_size > 1:
                 self._self_out_of_step = f"{type(error).__name__}: {error}"
-            raise error.with_traceback(None)  # noqa: B904 - the same error
+            _cut_tracebacks(error)
+            raise error
+
+
+def _cut_tracebacks(error: BaseException | None) -> None:
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
 
 
 class SubmissionRecorder(Proxy):
@@ -164,7 +187,7 @@ class SubmissionRecorder(Proxy):
 
 
 def _build(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    with _extraction(instance):
+    with _extraction(instance, building=True):
         return wrapped(*args, **kwargs)
 
 

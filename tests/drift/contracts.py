@@ -171,8 +171,10 @@ CONTRACTS: dict[str, tuple[str, ...]] = {
         "vllm.model_executor.models.deepseek_v2.DeepseekV2DecoderLayer.routed_scaling_factor",
     ),
     # Extracting hidden states.
+    "delivery": ("vllm.envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS",),
     "extraction": (
-        f"{EXECUTOR}.collective_rpc",
+        *of(EXECUTOR, "collective_rpc", "parallel_config"),
+        f"{CONFIG}.ParallelConfig.world_size",
         *of("vllm.distributed.device_communicators.shm_broadcast.MessageQueue", "enqueue", "dequeue"),
         *of(REQUEST, "request_id", "num_prompt_tokens"),
     ),

@@ -24,9 +24,9 @@ def test_a_worker_alone_that_fails_in_a_layer_goes_on(llama: Extractor) -> None:
 def test_ranks_do_not_go_on_without_each_other(checkpoints: Path, monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
     """What one has sent before the other failed would be taken for a part of the next step."""
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")
-    monkeypatch.setenv("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", "15")  # for the rank that waits
     with Extractor(checkpoints, "llama", tensor_parallel_size=2) as extractor:
         extractor.check(BATCH)
+        monkeypatch.setenv("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", "15")  # for the rank that waits
         extractor.generator.executor.collective_rpc(fail_once, args=(rank,))
         with pytest.raises((RuntimeError, TimeoutError), match="no memory for layer 2|timed out"):
             extractor.generator.generate(BATCH)

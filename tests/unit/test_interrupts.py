@@ -9,11 +9,13 @@ import signal
 import threading
 import time
 import weakref
+from argparse import Namespace
 from collections.abc import Iterator
 
 import pytest
 
-from speculators_compat.extraction import uninterrupted
+from speculators_compat.errors import CaptureError
+from speculators_compat.extraction import UninterruptedExecutor, uninterrupted
 
 
 def test_values_and_errors_come_through() -> None:
@@ -110,6 +112,68 @@ def test_a_handler_runs_at_once_and_what_it_raises_comes_later() -> None:
     assert seen == ["handler", "call"]
 
 
+@pytest.mark.usefixtures("sigint")
+def test_what_ends_a_program_comes_first() -> None:
+    """Else a loop that takes the time-out of a batch would go on after Ctrl-C."""
+
+    def late(number: int, frame: object) -> None:
+        raise TimeoutError
+
+    def call() -> None:
+        os.kill(os.getpid(), signal.SIGALRM)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.signal(signal.SIGALRM, late)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            uninterrupted(call)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.usefixtures("sigint")
+def test_a_handler_that_is_there_for_the_first_time_only() -> None:
+    def first(number: int, frame: object) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    signal.signal(signal.SIGINT, first)
+    uninterrupted(lambda: os.kill(os.getpid(), signal.SIGINT))
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.usefixtures("sigint")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_process_forked_meanwhile_can_be_interrupted() -> None:
+    def fork() -> int:
+        if (child := os.fork()) == 0:
+            with contextlib.suppress(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGINT)
+                os._exit(7)
+            os._exit(0)
+        return child
+
+    _, status = os.waitpid(uninterrupted(fork), 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_workers_are_asked_no_more_after_a_call_that_was_broken_off() -> None:
+    class Executor:
+        def execute_model(self, error: BaseException | None) -> None:
+            if error is not None:
+                raise error
+
+        parallel_config = Namespace(world_size=1)
+
+    executor = UninterruptedExecutor(Executor())
+    with pytest.raises(RuntimeError):
+        executor.execute_model(RuntimeError("Worker failed with error"))
+    executor.execute_model(None)
+    with pytest.raises(KeyboardInterrupt):
+        executor.execute_model(KeyboardInterrupt())
+    with pytest.raises(CaptureError, match="build a new generator"):
+        executor.execute_model(None)
+
+
 def test_a_failed_call_keeps_nothing_alive() -> None:
     """Else the workers of a generator would outlive its deletion."""
 
@@ -123,6 +187,26 @@ def test_a_failed_call_keeps_nothing_alive() -> None:
     try:
         with contextlib.suppress(ValueError):
             uninterrupted(generator.fail)
+        del generator
+        assert reference() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.usefixtures("sigint")
+def test_interrupts_keep_nothing_alive() -> None:
+    class Generator:
+        def interrupted(self) -> None:
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(0.001)
+
+    generator = Generator()
+    reference = weakref.ref(generator)
+    gc.disable()
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            uninterrupted(generator.interrupted)
         del generator
         assert reference() is None
     finally:

@@ -66,6 +66,8 @@ class Capture:
             `place` in turn. Without it they are placed at once, each as soon as its layer has run.
     """
 
+    _sample: Slab | None = None
+
     def __init__(
         self,
         model_runner: Any,
@@ -87,7 +89,6 @@ class Capture:
         self.offload = Offload()
         self.memory = SharedMemory()
         self.shares_memory = True
-        self._sample: Slab | None = None
         self.ends_steps = False
         self._order = {index: order for order, index in enumerate(sorted(layers))}
         self._taps = [layer.register_forward_hook(self._tap(index)) for index, layer in layers.items()]
