@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -160,6 +161,7 @@ class UninterruptedExecutor(Proxy):
             raise CaptureError(
                 f"workers may be out of step since a call to them failed ({self._self_out_of_step}): build a new generator"
             )
+        handled = sys.exc_info()[1]  # by the caller, whose it is
         try:
             return call()
         except BaseException as error:
@@ -167,12 +169,13 @@ class UninterruptedExecutor(Proxy):
             answered = isinstance(error, Exception) and not isinstance(error, TimeoutError)
             if not answered or self.__wrapped__.parallel_config.world_size > 1:
                 self._self_out_of_step = f"{type(error).__name__}: {error}"
-            _cut_tracebacks(error)
+            _cut_tracebacks(error, handled)
             raise error
 
 
-def _cut_tracebacks(error: BaseException | None) -> None:
-    while error is not None:
+def _cut_tracebacks(error: BaseException | None, end: BaseException | None) -> None:
+    """Those of an error and of what has led to it, up to `end`."""
+    while error is not None and error is not end:
         error.__traceback__ = None
         error = error.__cause__ or error.__context__
 

@@ -156,6 +156,29 @@ def test_a_process_forked_meanwhile_can_be_interrupted() -> None:
     assert os.waitstatus_to_exitcode(status) == 0
 
 
+def test_errors_of_workers_hold_no_frames_and_those_of_the_caller_keep_theirs() -> None:
+    """vLLM raises a time-out from another error, whose frames hold the executor."""
+
+    class Executor:
+        parallel_config = Namespace(world_size=1)
+
+        def execute_model(self) -> None:
+            try:
+                raise ValueError("the queue is empty")
+            except ValueError as error:
+                raise TimeoutError("timed out") from error
+
+    with pytest.raises(TimeoutError) as caught:
+        try:
+            raise KeyError("of the caller")
+        except KeyError as handled:
+            traceback, kept = handled.__traceback__, handled
+            UninterruptedExecutor(Executor()).execute_model()
+    assert kept.__traceback__ is traceback
+    assert caught.value.__cause__ is not None
+    assert caught.value.__cause__.__traceback__ is None
+
+
 def test_workers_are_asked_no_more_after_a_call_that_was_broken_off() -> None:
     class Executor:
         def execute_model(self, error: BaseException | None) -> None:
