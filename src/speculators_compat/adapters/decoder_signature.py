@@ -53,7 +53,7 @@ def set_up_taps(wrapped: Callable[..., Any], worker: Any, args: tuple[Any, ...],
             scale,
         )
         worker._extents = worker._capture.extents
-        worker._sample, worker._write_sample = worker._capture.sample(), worker._capture.write_sample
+        worker._sample, worker._write_sample = worker._capture.sample(), worker._capture.memory.write_sample
         worker._share_no_memory = worker._capture.share_no_memory
         worker._end_steps = worker._capture.end_steps  # for two_phase_step
 

@@ -66,8 +66,6 @@ class Capture:
             `place` in turn. Without it they are placed at once, each as soon as its layer has run.
     """
 
-    _sample: Slab | None = None
-
     def __init__(
         self,
         model_runner: Any,
@@ -116,15 +114,10 @@ class Capture:
     def sample(self) -> Slab | None:
         """A slab by which the caller can see whether it can map this process's memory; None if there is none to be had."""
         try:
-            self._sample = self.memory.sample()
+            return self.memory.sample()
         except OSError as error:
             self.share_no_memory(error)
-        return self._sample
-
-    def write_sample(self) -> None:
-        """Write to it: not everybody who has mapped memory sees what is written to it afterwards."""
-        if self._sample is not None:
-            self._sample.write_sample()
+            return None
 
     def begin(self) -> None:
         """Forget earlier states and capture from now on."""

@@ -61,10 +61,6 @@ class Slab:
             raise
         return cls(os.getpid(), descriptor, os.fstat(descriptor).st_ino, size)
 
-    def write_sample(self) -> None:
-        """Write something that is not zero, in the worker, at the beginning."""
-        os.pwrite(self.descriptor, b"\x01", 0)
-
     def map(self) -> Any:
         """The file's memory, a buffer of `size` bytes; what is written to it in this process stays in this process.
 
@@ -179,6 +175,11 @@ class SharedMemory:
             OSError: If none can be made.
         """
         return self._add(SAMPLE_BYTES)
+
+    def write_sample(self) -> None:
+        """Begin it with a byte that is not zero: not everybody who has mapped memory sees what is written to it later."""
+        for slab in self._slabs:  # there is no other yet, or none at all
+            os.pwrite(slab.descriptor, b"\x01", 0)
 
     def empty(self, layers: int, tokens: Sequence[int], row: Sequence[int], dtype: Any) -> list[list[Extent]]:
         """Memory for the states of prompts.
