@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -21,7 +24,16 @@ from speculators_compat.detection import detect
 from tests.cases import TOLERANCE, prompt
 from tests.in_worker import held_requests
 
-__all__ = ["LAYERS", "Extractor", "Float32Generator", "prompt", "requests_in_workers", "run_script", "why_not"]
+__all__ = [
+    "LAYERS",
+    "Extractor",
+    "Float32Generator",
+    "prompt",
+    "recorded_calls",
+    "requests_in_workers",
+    "run_script",
+    "why_not",
+]
 
 LAYERS = [0, 2, 3, 4]
 
@@ -108,6 +120,20 @@ def why_not(name: str) -> str | None:
         return "this vLLM has no Kimi-K2.5"
     reasons = (reason for (of, releases), reason in BROKEN_ON_CPU.items() if of == name and detect("vllm").within(releases))
     return next(reasons, None)
+
+
+@contextmanager
+def recorded_calls(generator: Any) -> Iterator[list[Any]]:
+    """What the workers are asked to do meanwhile."""
+    executor, called = inspect.unwrap(generator.executor), []
+    rpc = executor.collective_rpc
+
+    def recorded(method: Any, *args: Any, **kwargs: Any) -> Any:
+        called.append(method)
+        return rpc(method, *args, **kwargs)
+
+    with mock.patch.object(executor, "collective_rpc", recorded):
+        yield called
 
 
 def requests_in_workers(generator: Any) -> list[int]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from speculators_compat.detection import detect
-from tests.engine.support import Extractor, prompt, run_script
+from tests.engine.support import Extractor, prompt, recorded_calls, run_script
 from tests.growth import growth
 
 CALLS = 2000
@@ -25,16 +24,9 @@ def extractor(checkpoints: Path) -> Iterator[Extractor]:
 
 
 @pytest.mark.skipif(detect("vllm").within("<0.11.1") is True, reason="a step of vLLM 0.11.0 has one phase")
-def test_no_token_is_sampled(extractor: Extractor, monkeypatch: pytest.MonkeyPatch) -> None:
-    executor, called = inspect.unwrap(extractor.generator.executor), []
-    rpc = executor.collective_rpc
-
-    def recorded(method: Any, *args: Any, **kwargs: Any) -> Any:
-        called.append(method)
-        return rpc(method, *args, **kwargs)
-
-    monkeypatch.setattr(executor, "collective_rpc", recorded)
-    extractor.check([prompt(300, seed) for seed in range(40)])  # several steps
+def test_no_token_is_sampled(extractor: Extractor) -> None:
+    with recorded_calls(extractor.generator) as called:
+        extractor.check([prompt(300, seed) for seed in range(40)])  # several steps
     assert called.count("execute_model") > 1
     assert "sample_tokens" not in called
 

@@ -350,16 +350,13 @@ def test_where_mapped_memory_is_copied_at_once_it_is_mapped_later(checkpoints: P
     """After mlockall, what is written to a file would not be seen by who has mapped it before."""
     process = run_script(
         """
-        import ctypes, inspect, sys
+        import ctypes, sys
         from pathlib import Path
         import speculators_compat
-        from tests.engine.support import Extractor, prompt
+        from tests.engine.support import Extractor, prompt, recorded_calls
 
         def looks_ahead():
-            with Extractor(Path(sys.argv[1]), "llama") as extractor:
-                executor, called = inspect.unwrap(extractor.generator.executor), []
-                rpc = executor.collective_rpc
-                executor.collective_rpc = lambda name, *args, **kwargs: (called.append(name), rpc(name, *args, **kwargs))[1]
+            with Extractor(Path(sys.argv[1]), "llama") as extractor, recorded_calls(extractor.generator) as called:
                 extractor.check([prompt(20)])
                 return "_extents" in called
 

@@ -197,28 +197,15 @@ def test_workers_are_asked_no_more_after_a_call_that_was_broken_off() -> None:
         executor.execute_model(None)
 
 
-def test_a_failed_call_keeps_nothing_alive() -> None:
+@pytest.mark.usefixtures("sigint")
+@pytest.mark.parametrize(("method", "error"), [("fail", ValueError), ("interrupted", KeyboardInterrupt)])
+def test_what_a_call_ends_in_keeps_nothing_alive(method: str, error: type[BaseException]) -> None:
     """Else the workers of a generator would outlive its deletion."""
 
     class Generator:
         def fail(self) -> None:
             raise ValueError("no")
 
-    generator = Generator()
-    reference = weakref.ref(generator)
-    gc.disable()
-    try:
-        with contextlib.suppress(ValueError):
-            uninterrupted(generator.fail)
-        del generator
-        assert reference() is None
-    finally:
-        gc.enable()
-
-
-@pytest.mark.usefixtures("sigint")
-def test_interrupts_keep_nothing_alive() -> None:
-    class Generator:
         def interrupted(self) -> None:
             for _ in range(2):
                 os.kill(os.getpid(), signal.SIGINT)
@@ -228,8 +215,8 @@ def test_interrupts_keep_nothing_alive() -> None:
     reference = weakref.ref(generator)
     gc.disable()
     try:
-        with contextlib.suppress(KeyboardInterrupt):
-            uninterrupted(generator.interrupted)
+        with contextlib.suppress(error):
+            uninterrupted(getattr(generator, method))
         del generator
         assert reference() is None
     finally:
