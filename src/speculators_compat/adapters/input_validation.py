@@ -22,9 +22,10 @@ def with_checked_prompts(wrapped: Callable[..., Any], instance: Any, args: tuple
 
     def generate(token_ids: Any) -> Any:
         model_config = instance.vllm_config.model_config
-        # A config class may default to an id that is an ordinary token of this vocabulary.
-        special = getattr(instance.tokenizer, "added_tokens_decoder", {})
-        placeholders = {token: name for token, name in placeholder_tokens(model_config.hf_config).items() if token in special}
+        if placeholders := placeholder_tokens(model_config.hf_config):
+            # A config class may default to an id that is an ordinary token of this vocabulary.
+            special = getattr(instance.tokenizer, "added_tokens_decoder", {})
+            placeholders = {token: name for token, name in placeholders.items() if token in special}
         prompts = normalize_prompts(
             token_ids,
             model_config.get_vocab_size(),
