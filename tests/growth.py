@@ -9,7 +9,7 @@ from tests.in_worker import in_use
 
 
 def growth(generator: Any, calls: int) -> list[dict[str, int]]:
-    """How much more of each kind of `in_use` there is after calls, in the caller and then in each worker; a tenth warm up."""
+    """How much more of each kind of `in_use` there is after calls, in the caller and then in each worker; half as many warm up."""
 
     def call(number: int) -> None:
         generator.generate([prompt(1 + (number + seed) % 40, seed) for seed in range(3)])
@@ -18,7 +18,7 @@ def growth(generator: Any, calls: int) -> list[dict[str, int]]:
         generator.generate([prompt(8)])
         return [in_use(), *generator.executor.collective_rpc(in_use)]
 
-    for number in range(calls // 10):
+    for number in range(calls // 2):
         call(number)
     before = measure()
     for number in range(calls):
