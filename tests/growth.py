@@ -9,7 +9,7 @@ from tests.in_worker import in_use
 
 
 def growth(generator: Any, calls: int) -> list[dict[str, int]]:
-    """How much more of each kind of `in_use` there is after calls, in the caller and then in each worker; half as many warm up."""
+    """How much more of each kind of `in_use` calls leave, after half as many to warm up: in the caller, then in each worker."""
 
     def call(number: int) -> None:
         generator.generate([prompt(1 + (number + seed) % 40, seed) for seed in range(3)])
