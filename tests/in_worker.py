@@ -6,7 +6,6 @@ import gc
 import os
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,11 +23,13 @@ def in_use(worker: Any = None) -> dict[str, int]:
     """What the process that runs it has in use: private memory, what it maps of states, the GPU's, descriptors and threads."""
     gc.collect()
     time.sleep(0.5)  # memory is let go by a thread
-    # Not status, which is behind by as much as 32 pages a core.
-    (line,) = [line for line in Path("/proc/self/smaps_rollup").read_text().splitlines() if line.startswith("Anonymous")]
+    with open("/proc/self/smaps_rollup") as rollup:  # not status, which is behind by as much as 32 pages a core
+        (anonymous,) = (line.split()[1] for line in rollup if line.startswith("Anonymous"))
+    with open("/proc/self/maps") as maps:  # line by line: what the text takes would count the next time
+        mappings = sum("memfd:speculators" in line for line in maps)
     return {
-        "host bytes": int(line.split()[1]) * 1024,
-        "mappings of states": Path("/proc/self/maps").read_text().count("memfd:speculators"),
+        "host bytes": int(anonymous) * 1024,
+        "mappings of states": mappings,
         "GPU bytes": torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0,
         "descriptors": len(os.listdir("/proc/self/fd")),
         "threads": threading.active_count(),

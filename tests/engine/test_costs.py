@@ -13,8 +13,8 @@ from tests.engine.support import Extractor, prompt, recorded_calls, run_script
 from tests.growth import growth
 
 CALLS = 2000
-# Memory that they may leave in one process: 0.0 and 0.6 MB were measured, a state of 20 tokens kept of each would make 40.
-GROWTH = 4 * 2**20
+# Memory that they may leave in one process: 0.1 MB at most was measured, 400 bytes kept of each make 0.9.
+GROWTH = 2**19
 
 
 @pytest.fixture(scope="module")
