@@ -42,6 +42,7 @@ def workload(text: str) -> tuple[int, int, int]:
 @click.option("--python", "pythons", multiple=True, metavar="PEER=PATH", help="Interpreter of a peer that needs another vLLM.")
 @click.option("--run", "runs", multiple=True, type=workload, default=("8x128",), metavar="PROMPTSxTOKENS[xLAYERS]")
 @click.option("--repeat", default=5, show_default=True, help="How often each is run, after once that does not count.")
+@click.option("--turn-seconds", default=0.5, show_default=True, help="A run is calls in a row for as long, and one at least.")
 @click.option("--together/--in-turn", help="All peers at once in the GPU's memory, run by turns; or one after another.")
 @click.option("--tensor-parallel-size", default=1, show_default=True)
 @click.option("--gpu-memory-utilization", default=0.24, show_default=True)
@@ -62,6 +63,7 @@ def main(
     pythons: tuple[str, ...],
     runs: tuple[tuple[int, int, int], ...],
     repeat: int,
+    turn_seconds: float,
     together: bool,
     tensor_parallel_size: int,
     gpu_memory_utilization: float,
@@ -86,6 +88,7 @@ def main(
             tensor_parallel_size=tensor_parallel_size,
             block_size=block_size,
             random_weights=shape != TINY,
+            turn_seconds=turn_seconds,
         )
         takes_part = {name: int(first or len(runs)) for name, _, first in (peer.partition(":") for peer in peers)}
         other = dict(python.split("=", 1) for python in pythons)

@@ -15,8 +15,6 @@ from benchmarks.peers import Peer
 from benchmarks.process import Peak
 from benchmarks.settings import Prompts, Settings
 
-TURN_SECONDS = 0.5
-
 
 class Server:
     """Does what the parent asks for.
@@ -26,12 +24,13 @@ class Server:
     """
 
     peer: Peer
+    turn_seconds: float
 
     def __init__(self, name: str) -> None:
         self.module = importlib.import_module(f"benchmarks.peers.{name}")
 
     def start(self, settings: Settings) -> None:
-        self.peer = self.module.start(settings)
+        self.peer, self.turn_seconds = self.module.start(settings), settings.turn_seconds
 
     def tap(self, layers: tuple[int, ...]) -> None:
         self.peer.tap(layers)
@@ -42,7 +41,7 @@ class Server:
         Extraction is call after call, and the first has to wake what slept and fill what others have emptied.
         """
         turn, calls = time.perf_counter(), []
-        while not calls or time.perf_counter() - turn < TURN_SECONDS:
+        while not calls or time.perf_counter() - turn < self.turn_seconds:
             started = time.perf_counter()
             states = self.peer.run(prompts)
             calls.append(time.perf_counter() - started)

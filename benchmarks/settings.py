@@ -22,6 +22,7 @@ class Settings:
         tensor_parallel_size: Number of GPUs.
         block_size: Tokens of a KV cache block of plain vLLM; None leaves it to vLLM. speculators asks for 16.
         random_weights: Whether weights are drawn at random instead of loaded.
+        turn_seconds: How long a peer calls in a row before the next one's turn; it is one call at least.
     """
 
     model: str
@@ -33,6 +34,7 @@ class Settings:
     tensor_parallel_size: int = 1
     block_size: int | None = None
     random_weights: bool = False
+    turn_seconds: float = 0.5
 
 
 @dataclass(frozen=True)
