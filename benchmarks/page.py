@@ -30,7 +30,7 @@ def _section(result: dict[str, Any]) -> Iterator[str]:
         f"{result['date']}. {', '.join(f'{name} {version}' for name, version in machine.items())}."
         + "".join(f" {gpu}." for gpu in gpus)
         + f" At most {settings['max_num_batched_tokens']} tokens and {settings['max_num_seqs']} prompts a step."
-        + (f" A run is calls in a row for {turn} s at least." if (turn := settings.get("turn_seconds")) else " A run is one call.")
+        + (f" A run is calls in a row for {turn} s." if (turn := settings.get("turn_seconds")) else " A run is one call.")
     )
     yield ""
     for table in tables(result):
