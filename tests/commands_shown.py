@@ -41,6 +41,10 @@ OFFLINE = (
     "--train-data-path sharegpt --output-dir states --max-samples 5000"
 )
 SYMPTOM = 'speculators-compat doctor --symptom "sample_tokens() must be called after execute_model() returns None"'
+BENCHMARK = (
+    "python -m benchmarks --shape llama-3-8b --together --repeat 6 --run 32x512 --run 8x2048 "
+    "--peer vllm_prefill --peer vllm_prefill_at_once --peer speculators_compat"
+)
 WHEEL = "vllm-0.33.0-cp38-abi3-manylinux_2_28_x86_64.whl"
 
 COMMANDS: dict[str, Session | Invocation] = {
@@ -70,7 +74,7 @@ COMMANDS: dict[str, Session | Invocation] = {
     "python -m nox -s unit": Session("unit"),
     "python -m nox -s benchmark": Session("benchmark"),
     # On a GPU, by hand; tests/tools/test_benchmark.py runs the command on a tiny model.
-    "python -m benchmarks --shape llama-3-8b --together --run 32x512 --run 8x2048": Session("benchmark"),
+    BENCHMARK: Session("benchmark"),
     "python -m nox -s docs": Session("docs"),
     "python -m nox -s newest": Session("newest"),
     f"python -m nox -s drift -- {WHEEL}": Session("drift"),
