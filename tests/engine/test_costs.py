@@ -13,7 +13,7 @@ from tests.engine.support import Extractor, prompt, recorded_calls, run_script
 from tests.growth import growth
 
 CALLS = 2000
-# Memory that they may leave in one process: 0.1 MB at most was measured, 400 bytes kept of each make 0.9.
+# Memory that they may leave in one process: 0.1 MB at most was measured, and 1.0 with 400 bytes kept of each.
 GROWTH = 2**19
 
 
